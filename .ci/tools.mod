@@ -1,0 +1,3 @@
+module fleet.example/fleet
+
+go 1.26

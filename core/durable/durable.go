@@ -1,0 +1,155 @@
+// Package durable writes small files so that a crash at any instruction leaves
+// the old content or the new, never a torn one, and so that a file is never
+// readable by others for even an instant.
+//
+// Order: create a temporary file in the same directory with the final mode,
+// write, fsync it, rename over the name, fsync the directory. The rename is
+// the only step that changes what the name shows. Before it, a crash leaves a
+// temporary file that Sweep removes; after it, only the directory's fsync is
+// left, and without it a power cut may bring the old content back whole.
+package durable
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// tempMark is part of every temporary name and of no other file's.
+const tempMark = ".fleet-tmp-"
+
+// WriteFile replaces the file at path with data. The mode is in force before
+// the first byte is written, whatever the umask.
+func WriteFile(path string, data []byte, mode fs.FileMode) error {
+	return write(path, data, mode, func(tmp string) error { return os.Rename(tmp, path) })
+}
+
+// CreateFile is WriteFile for a name that must not exist yet: it returns an
+// error for which errors.Is(err, fs.ErrExist) holds and changes nothing if it
+// does, even when two processes race.
+func CreateFile(path string, data []byte, mode fs.FileMode) error {
+	return write(path, data, mode, func(tmp string) error {
+		if err := os.Link(tmp, path); err != nil {
+			return err
+		}
+		return os.Remove(tmp)
+	})
+}
+
+func write(path string, data []byte, mode fs.FileMode, put func(tmp string) error) (err error) {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+tempMark+"*") // 0600 from the start
+	if err != nil {
+		return err
+	}
+	tmp := f.Name()
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(tmp)
+		}
+	}()
+	if mode != 0o600 {
+		if err = f.Chmod(mode); err != nil {
+			return err
+		}
+	}
+	if _, err = f.Write(data); err != nil {
+		return err
+	}
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	if err = put(tmp); err != nil {
+		return err
+	}
+	return SyncDir(dir)
+}
+
+// Rename renames within one file system and makes it durable in both directories.
+func Rename(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	if d := filepath.Dir(from); d != filepath.Dir(to) {
+		if err := SyncDir(d); err != nil {
+			return err
+		}
+	}
+	return SyncDir(filepath.Dir(to))
+}
+
+// Remove removes the file and makes that durable. A missing file is no error.
+func Remove(path string) error {
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes the directory's entries durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Sweep removes temporary files that a crash left in dir. Only the directory's
+// owner may call it, and only while nobody writes there.
+func Sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if strings.Contains(e.Name(), tempMark) {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ErrNotPrivate is in the chain of a refusal to read a secret that others can reach.
+var ErrNotPrivate = errors.New("accessible by others")
+
+// ReadPrivate reads a file of at most max bytes that must be a regular file
+// (no symbolic link at its end) and closed to group and others.
+func ReadPrivate(path string, max int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|oNoFollow, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	case st.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("%s has mode %04o: %w", path, st.Mode().Perm(), ErrNotPrivate)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, max+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) > max {
+		return nil, fmt.Errorf("%s is longer than %d bytes", path, max)
+	}
+	return b, nil
+}

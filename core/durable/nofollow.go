@@ -1,0 +1,5 @@
+package durable
+
+import "syscall"
+
+const oNoFollow = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
