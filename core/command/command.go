@@ -1,0 +1,296 @@
+// Package command is the one place where fleet's programs meet urfave/cli: it
+// turns a table of commands into a program whose flags may stand before or
+// after arguments, whose `--` ends them, whose slice flags do not split on
+// commas, and which never exits by itself. Errors become words and exit codes
+// here and nowhere else.
+//
+// It knows nothing of what the commands do.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/wire"
+)
+
+// App is one program.
+type App struct {
+	Name     string
+	Summary  string
+	Version  string
+	Flags    []cli.Flag // every command takes these too
+	Commands []*Command
+	Topics   []Topic
+
+	// Signals makes SIGINT and SIGTERM cancel the commands' context. A daemon
+	// that tells signals apart leaves it off.
+	Signals bool
+	// Config, where set, is asked for the value of a flag that neither the
+	// command line nor the environment gives.
+	Config func() (map[string]string, error)
+	// Unknown, where set, is asked for a command that is not in the table. It
+	// returns false if it does not know the name either.
+	Unknown func(ctx context.Context, io IO, name string, args []string) (exit int, known bool)
+}
+
+// Topic is a page of help that is no command's.
+type Topic struct{ Name, Summary, Text string }
+
+// Rest says what a command does with the arguments after `--`.
+type Rest int
+
+const (
+	RestJoined   Rest = iota // they are arguments like the others
+	RestRequired             // they are a command line of their own and must be there
+)
+
+// Command is one command, or a group of commands when Sub is set.
+type Command struct {
+	Name    string
+	Group   string // heading in the program's help
+	Args    string // what stands after the name in the usage line
+	Summary string // one line, no full stop
+	Help    string // further paragraphs
+	Flags   []cli.Flag
+	Min     int // fewest arguments
+	Max     int // most; negative means no bound
+	Rest    Rest
+	Sub     []*Command
+	Hidden  bool
+
+	Run func(ctx context.Context, c *Call) error
+	// Raw replaces Run for a command whose arguments another program parses.
+	// It gets all that follows the command's name.
+	Raw func(ctx context.Context, io IO, args []string) int
+	// FailureExit, where not 0, is the exit code of every failure of the
+	// command's own, as ssh's 255.
+	FailureExit int
+}
+
+// IO is what a program was given by whoever started it.
+type IO struct {
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Getenv func(string) string
+}
+
+// OS is the process's own IO.
+func OS() IO {
+	return IO{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv}
+}
+
+// Call is one use of a command. Flags are read through the embedded context
+// (String, Bool, IsSet, …); Args are the arguments without flags.
+type Call struct {
+	*cli.Context
+	IO
+	Args []string
+	Rest []string // what stood after `--`, with RestRequired
+}
+
+// Arg is the i-th argument, or "".
+func (c *Call) Arg(i int) string {
+	if i < len(c.Args) {
+		return c.Args[i]
+	}
+	return ""
+}
+
+// WantsJSON reports whether one document or JSON Lines were asked for.
+func (c *Call) WantsJSON() bool { return c.Bool("json") || c.Bool("jsonl") }
+
+// IsTerminal reports whether the stream is a terminal.
+func IsTerminal(stream any) bool {
+	f, ok := stream.(interface{ Fd() uintptr })
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Interactive reports whether the caller may be asked something.
+func (c *Call) Interactive() bool {
+	return !c.Bool("no-input") && IsTerminal(c.Stdin) && IsTerminal(c.Stderr)
+}
+
+// Print writes a document to stdout, indented under --json, on one line under
+// --jsonl.
+func (c *Call) Print(doc any) error {
+	enc := json.NewEncoder(c.Stdout)
+	enc.SetEscapeHTML(false)
+	if c.Bool("json") {
+		enc.SetIndent("", "  ")
+	}
+	return enc.Encode(doc)
+}
+
+// Notef writes one line for a person to stderr.
+func (c *Call) Notef(format string, args ...any) {
+	fmt.Fprintf(c.Stderr, format+"\n", args...)
+}
+
+// JSONFlags are --json and, for streams and lists, --jsonl.
+func JSONFlags(lines bool) []cli.Flag {
+	f := []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print one JSON document"}}
+	if lines {
+		f = append(f, &cli.BoolFlag{Name: "jsonl", Usage: "print JSON Lines"})
+	}
+	return f
+}
+
+// Main runs the program and returns its exit code.
+func (a *App) Main(args []string, std IO) int {
+	ctx := context.Background()
+	if a.Signals {
+		var stop context.CancelFunc
+		ctx, stop = signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+	}
+	return a.run(ctx, args, std)
+}
+
+func (a *App) run(ctx context.Context, args []string, std IO) int {
+	inv, err := a.resolve(args[1:])
+	if err == nil {
+		switch {
+		case inv.help:
+			return a.showHelp(ctx, std, inv)
+		case inv.unknown != "":
+			if a.Unknown != nil {
+				if code, known := a.Unknown(ctx, std, inv.unknown, inv.raw); known {
+					return code
+				}
+			}
+			err = a.unknownCommand(inv)
+		case inv.leaf.Raw != nil:
+			return inv.leaf.Raw(ctx, std, inv.raw)
+		default:
+			err = a.invoke(ctx, inv, std)
+		}
+	}
+	if err == nil {
+		return fault.OK
+	}
+	if ctx.Err() != nil && fault.Of(err).Code == fault.CodeFailure {
+		err = fault.New(fault.Interrupted, fault.CodeCanceled, "interrupted: %w", err)
+	}
+	return a.report(std, inv, err)
+}
+
+// report says what went wrong, in the form that the caller asked for.
+func (a *App) report(std IO, inv *invocation, err error) int {
+	f := fault.Of(err)
+	exit := f.Exit
+	if inv != nil && inv.leaf != nil && inv.leaf.FailureExit != 0 && exit != fault.Usage && exit != fault.Interrupted {
+		exit = inv.leaf.FailureExit
+	}
+	var passed *Exit
+	if asExit(err, &passed) {
+		return passed.Status
+	}
+	if inv != nil && inv.json {
+		enc := json.NewEncoder(std.Stderr)
+		enc.SetEscapeHTML(false)
+		enc.Encode(wire.CLIError{Schema: wire.SchemaError, Error: wire.CLIErrorDetail{
+			Code: f.Code, Message: f.Msg, Hint: f.Hint, Exit: exit}})
+		return exit
+	}
+	fmt.Fprintf(std.Stderr, "%s: %s\n", a.Name, f.Msg)
+	if f.Hint != "" {
+		fmt.Fprintf(std.Stderr, "hint: %s\n", strings.ReplaceAll(f.Hint, "\n", "\n      "))
+	}
+	return exit
+}
+
+// Exit is an error that only sets the exit code: everything has been said
+// already, or the code is somebody else's, as a remote command's.
+type Exit struct{ Status int }
+
+func (e *Exit) Error() string { return fmt.Sprintf("exit status %d", e.Status) }
+
+func asExit(err error, target **Exit) bool {
+	e, ok := err.(*Exit)
+	if ok {
+		*target = e
+	}
+	return ok
+}
+
+// invoke hands a resolved invocation to urfave/cli, which parses the values
+// and runs the command.
+func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
+	leaf := inv.leaf
+	if n := len(inv.args); n < leaf.Min || leaf.Max >= 0 && n > leaf.Max {
+		return fault.Usagef("%s", countWords(n, leaf)).WithHint("usage: %s", a.usageLine(inv))
+	}
+	if leaf.Rest == RestRequired && len(inv.rest) == 0 {
+		return fault.Usagef("the command to run is missing").WithHint("usage: %s", a.usageLine(inv))
+	}
+	var config map[string]string
+	if a.Config != nil {
+		var err error
+		if config, err = a.Config(); err != nil {
+			return err
+		}
+	}
+	var ran error
+	app := &cli.App{
+		Name: a.Name, HideHelp: true, HideVersion: true,
+		DisableSliceFlagSeparator: true,
+		Writer:                    std.Stdout, ErrWriter: std.Stderr,
+		Reader:         std.Stdin,
+		Flags:          inv.flags,
+		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return fault.Usagef("%s", err).WithHint("usage: %s", a.usageLine(inv))
+		},
+		Action: func(cc *cli.Context) error {
+			for name, value := range config {
+				if known(inv.flags, name) && !cc.IsSet(name) {
+					if err := cc.Set(name, value); err != nil {
+						return fault.Usagef("configuration: %s: %s", name, err)
+					}
+				}
+			}
+			ran = leaf.Run(cc.Context, &Call{Context: cc, IO: std, Args: inv.args, Rest: inv.rest})
+			return nil
+		},
+	}
+	if err := app.RunContext(ctx, append([]string{a.Name}, inv.normal...)); err != nil {
+		return err
+	}
+	return ran
+}
+
+func countWords(n int, c *Command) string {
+	switch {
+	case n < c.Min && c.Min == c.Max:
+		return fmt.Sprintf("%d arguments, %d wanted", n, c.Min)
+	case n < c.Min:
+		return fmt.Sprintf("%d arguments, at least %d wanted", n, c.Min)
+	case c.Max == 0:
+		return "no arguments are taken"
+	default:
+		return fmt.Sprintf("%d arguments, at most %d taken", n, c.Max)
+	}
+}
+
+func known(flags []cli.Flag, name string) bool {
+	for _, f := range flags {
+		for _, n := range f.Names() {
+			if n == name {
+				return true
+			}
+		}
+	}
+	return false
+}

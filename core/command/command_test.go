@@ -1,0 +1,145 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/urfave/cli/v2"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/wire"
+)
+
+type got struct {
+	Args, Rest, Slice []string
+	S                 string
+	B, C              bool
+	D                 time.Duration
+}
+
+func run(t *testing.T, args ...string) (g *got, exit int, out, errOut string) {
+	t.Helper()
+	action := func(_ context.Context, c *Call) error {
+		g = &got{c.Args, c.Rest, c.StringSlice("slice"), c.String("str"), c.Bool("bool"), c.Bool("c"), c.Span("dur")}
+		if c.Arg(0) == "fail" {
+			return fault.New(fault.NotFound, "not_found", "no such thing").WithHint("look elsewhere")
+		}
+		if c.Arg(0) == "exit" {
+			return &Exit{42}
+		}
+		return nil
+	}
+	flags := func() []cli.Flag {
+		return append(JSONFlags(true),
+			&cli.StringFlag{Name: "str", Aliases: []string{"s"}},
+			&cli.BoolFlag{Name: "bool", Aliases: []string{"b"}},
+			&cli.BoolFlag{Name: "c"},
+			&cli.StringSliceFlag{Name: "slice", Aliases: []string{"l"}},
+			DurationFlag("dur", "how `LONG`", time.Minute))
+	}
+	app := &App{Name: "fleet", Summary: "x", Version: "1",
+		Flags: []cli.Flag{&cli.StringFlag{Name: "plane"}},
+		Commands: []*Command{
+			{Name: "do", Args: "[THING]…", Summary: "does", Max: -1, Flags: flags(), Run: action},
+			{Name: "one", Args: "THING", Summary: "takes one", Min: 1, Max: 1, Run: action, FailureExit: 255},
+			{Name: "exec", Args: "M -- CMD", Summary: "runs", Min: 1, Max: 1, Rest: RestRequired, Flags: flags(), Run: action},
+			{Name: "group", Summary: "groups", Sub: []*Command{{Name: "sub", Summary: "sub", Max: 0, Run: action}}},
+		},
+		Topics: []Topic{{"exit-codes", "what they mean", "0 is good"}},
+	}
+	var o, e strings.Builder
+	exit = app.run(t.Context(), append([]string{"fleet"}, args...), IO{Stdin: strings.NewReader(""), Stdout: &o, Stderr: &e, Getenv: func(string) string { return "" }})
+	return g, exit, o.String(), e.String()
+}
+
+func TestFlagsStandAnywhereAndDoNotSplit(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		want got
+	}{
+		{"do a --str x b", got{Args: []string{"a", "b"}, S: "x", D: time.Minute}},
+		{"do --str=x a -b", got{Args: []string{"a"}, S: "x", B: true, D: time.Minute}},
+		{"do a -bc", got{Args: []string{"a"}, B: true, C: true, D: time.Minute}},
+		{"do a -bsx", got{Args: []string{"a"}, B: true, S: "x", D: time.Minute}},
+		{"do a -bs x", got{Args: []string{"a"}, B: true, S: "x", D: time.Minute}},
+		{"--plane p do a", got{Args: []string{"a"}, D: time.Minute}},
+		{"do a --plane p", got{Args: []string{"a"}, D: time.Minute}},
+		{"do -l a=b,c=d -l e,f -", got{Args: []string{"-"}, Slice: []string{"a=b,c=d", "e,f"}, D: time.Minute}},
+		{"do a -- -b --str", got{Args: []string{"a", "-b", "--str"}, D: time.Minute}},
+		{"do --dur 3d", got{D: 72 * time.Hour}},
+		{"exec m -b -- ls -l -- x", got{Args: []string{"m"}, Rest: []string{"ls", "-l", "--", "x"}, B: true, D: time.Minute}},
+		{"do --str=--bool", got{S: "--bool", D: time.Minute}},
+		{"do --str -x", got{S: "-x", D: time.Minute}},
+	} {
+		g, exit, _, e := run(t, strings.Fields(c.line)...)
+		if exit != 0 || g == nil {
+			t.Errorf("%s: exit %d: %s", c.line, exit, e)
+			continue
+		}
+		if d := cmp.Diff(c.want, *g, cmp.Transformer("nil", func(s []string) string { return fmt.Sprint(s) })); d != "" {
+			t.Errorf("%s: %s", c.line, d)
+		}
+	}
+}
+
+func TestBadUsageIsExit2AndRunsNothing(t *testing.T) {
+	for _, line := range []string{
+		"do --nope", "do -z", "do --str", "do -bz", "one", "one a b", "nope", "group nope", "group sub x",
+		"exec m", "exec m --", "do --dur 5", "do --dur=-5s", "do --b", "--nope do", "help nope", "do --bool=maybe",
+	} {
+		g, exit, out, e := run(t, strings.Fields(line)...)
+		if exit != 2 || g != nil || out != "" || !strings.HasPrefix(e, "fleet: ") {
+			t.Errorf("%s: exit %d, ran %v, stdout %q, stderr %q", line, exit, g != nil, out, e)
+		}
+	}
+}
+
+func TestErrorsAreWordsOrADocument(t *testing.T) {
+	_, exit, _, e := run(t, "do", "fail")
+	if exit != 5 || e != "fleet: no such thing\nhint: look elsewhere\n" {
+		t.Errorf("exit %d, %q", exit, e)
+	}
+	for _, args := range [][]string{{"do", "--json", "fail"}, {"do", "fail", "--jsonl"}} {
+		_, exit, _, e = run(t, args...)
+		var doc wire.CLIError
+		if err := json.Unmarshal([]byte(e), &doc); err != nil || exit != 5 {
+			t.Fatalf("exit %d, %q: %v", exit, e, err)
+		}
+		if d := cmp.Diff(wire.CLIError{Schema: "fleet.error/v1", Error: wire.CLIErrorDetail{Code: "not_found", Message: "no such thing", Hint: "look elsewhere", Exit: 5}}, doc); d != "" {
+			t.Error(d)
+		}
+	}
+	if _, exit, _, e := run(t, "do", "--json", "--nope"); exit != 2 || !strings.HasPrefix(e, `{"schema":"fleet.error/v1"`) {
+		t.Errorf("exit %d, %q", exit, e)
+	}
+	if _, exit, _, _ := run(t, "one", "fail"); exit != 255 {
+		t.Errorf("exit %d, want the command's own 255", exit)
+	}
+	if _, exit, _, e := run(t, "one", "exit"); exit != 42 || e != "" {
+		t.Errorf("exit %d, %q; want 42 and silence", exit, e)
+	}
+}
+
+func TestHelpGoesToStdout(t *testing.T) {
+	for line, want := range map[string]string{
+		"": "Usage: fleet COMMAND", "help": "exit-codes", "--help": "Commands:", "help do": "--dur LONG", "do -h": "Usage: fleet do [THING]…",
+		"do x --help": "Does.", "help exit-codes": "0 is good", "group": "sub", "help group sub": "Usage: fleet group sub",
+	} {
+		_, exit, out, e := run(t, strings.Fields(line)...)
+		if exit != 0 || !strings.Contains(out, want) || e != "" {
+			t.Errorf("%q: exit %d, %q, %q", line, exit, out, e)
+		}
+	}
+}
+
+func FuzzResolve(f *testing.F) {
+	f.Add("do\x00-bsx\x00--\x00-l")
+	f.Fuzz(func(t *testing.T, line string) {
+		run(t, strings.Split(line, "\x00")...)
+	})
+}

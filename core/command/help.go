@@ -1,0 +1,161 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"fleet.example/fleet/core/fault"
+)
+
+// resolveHelp is `help [COMMAND… | TOPIC]`.
+func (a *App) resolveHelp(inv *invocation, names []string) (*invocation, error) {
+	inv.help = true
+	table := a.Commands
+	for i, name := range names {
+		if strings.HasPrefix(name, "-") {
+			continue
+		}
+		c := find(table, name)
+		if c == nil {
+			if i == 0 {
+				for _, t := range a.Topics {
+					if t.Name == name {
+						inv.topic = t.Text
+						return inv, nil
+					}
+				}
+			}
+			return inv, fault.Usagef("no command and no topic %q", name).WithHint("%s help lists them", a.Name)
+		}
+		inv.path, inv.leaf, table = append(inv.path, c), c, c.Sub
+		inv.flags = append(inv.flags[:len(inv.flags):len(inv.flags)], c.Flags...)
+	}
+	return inv, nil
+}
+
+func (a *App) unknownCommand(inv *invocation) error {
+	name := a.Name
+	for _, c := range inv.path {
+		name += " " + c.Name
+	}
+	return fault.Usagef("%s has no command %q", name, inv.unknown).WithHint("%s help lists the commands", name)
+}
+
+func (a *App) usageLine(inv *invocation) string {
+	words := []string{a.Name}
+	for _, c := range inv.path {
+		words = append(words, c.Name)
+	}
+	if inv.leaf != nil {
+		if len(inv.leaf.Sub) > 0 {
+			words = append(words, "COMMAND")
+		}
+		if inv.leaf.Args != "" {
+			words = append(words, inv.leaf.Args)
+		}
+	} else {
+		words = append(words, "COMMAND", "…")
+	}
+	return strings.Join(words, " ")
+}
+
+func (a *App) showHelp(ctx context.Context, std IO, inv *invocation) int {
+	w := std.Stdout
+	switch {
+	case inv.topic != "":
+		fmt.Fprintln(w, strings.TrimSpace(inv.topic))
+	case inv.leaf == nil:
+		fmt.Fprintf(w, "%s - %s\n\nUsage: %s\n", a.Name, a.Summary, a.usageLine(inv))
+		listCommands(w, a.Commands)
+		if len(a.Topics) > 0 {
+			fmt.Fprintf(w, "\nTopics (%s help TOPIC):\n", a.Name)
+			for _, t := range a.Topics {
+				fmt.Fprintf(w, "  %-12s %s\n", t.Name, t.Summary)
+			}
+		}
+		listFlags(w, a.Flags)
+	case inv.leaf.Raw != nil:
+		return inv.leaf.Raw(ctx, std, []string{"--help"})
+	default:
+		fmt.Fprintf(w, "Usage: %s\n\n%s.\n", a.usageLine(inv), upperFirst(inv.leaf.Summary))
+		if inv.leaf.Help != "" {
+			fmt.Fprintf(w, "\n%s\n", strings.TrimSpace(inv.leaf.Help))
+		}
+		listCommands(w, inv.leaf.Sub)
+		listFlags(w, inv.flags)
+	}
+	return fault.OK
+}
+
+func upperFirst(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+func listCommands(w io.Writer, table []*Command) {
+	var groups []string
+	by := map[string][]*Command{}
+	for _, c := range table {
+		if c.Hidden {
+			continue
+		}
+		if by[c.Group] == nil {
+			groups = append(groups, c.Group)
+		}
+		by[c.Group] = append(by[c.Group], c)
+	}
+	for _, g := range groups {
+		if g == "" {
+			fmt.Fprintf(w, "\nCommands:\n")
+		} else {
+			fmt.Fprintf(w, "\n%s:\n", g)
+		}
+		for _, c := range by[g] {
+			fmt.Fprintf(w, "  %-12s %s\n", c.Name, c.Summary)
+		}
+	}
+}
+
+func listFlags(w io.Writer, flags []cli.Flag) {
+	if len(flags) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\nFlags:\n")
+	for _, f := range flags {
+		var names []string
+		for _, n := range f.Names() {
+			if len(n) == 1 {
+				names = append([]string{"-" + n}, names...)
+			} else {
+				names = append(names, "--"+n)
+			}
+		}
+		head, usage := strings.Join(names, ", "), ""
+		if d, ok := f.(cli.DocGenerationFlag); ok {
+			usage = d.GetUsage()
+			if d.TakesValue() {
+				value := "VALUE"
+				// A word in back quotes names the value, as in urfave/cli.
+				if before, after, ok := strings.Cut(usage, "`"); ok {
+					if word, tail, ok := strings.Cut(after, "`"); ok {
+						value, usage = word, before+word+tail
+					}
+				}
+				head += " " + value
+			}
+			if v := d.GetValue(); d.TakesValue() && v != "" && v != "0s" && v != "0" && v != "[]" {
+				usage += " (default " + v + ")"
+			}
+			if env := d.GetEnvVars(); len(env) > 0 {
+				usage += " [$" + strings.Join(env, ", $") + "]"
+			}
+		}
+		fmt.Fprintf(w, "  %-26s %s\n", head, usage)
+	}
+}
