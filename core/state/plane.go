@@ -1,0 +1,197 @@
+package state
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+)
+
+// Plane is what the operator's side keeps of one plane, in a directory of its
+// own: plane.json, session, links.json.
+type Plane struct {
+	dir string
+	rec planeRecord
+}
+
+type planeRecord struct {
+	URL      string `json:"url"`
+	RootsPEM string `json:"roots_pem"` // or "system"
+	Person   string `json:"person"`
+	Key      string `json:"key"` // fingerprint of the key that last logged in
+	Expires  string `json:"session_expires"`
+	// AuditHead is the last audit head that was verified here.
+	AuditSeq  uint64 `json:"audit_seq"`
+	AuditHash string `json:"audit_hash"`
+}
+
+// NormalURL checks a plane's URL and returns its one form: https, host in
+// lower case, port only where it is not 443, no path.
+func NormalURL(s string) (string, error) {
+	bad := fault.Usagef("%q is not a plane's URL such as https://fleet.example.org:8443", s)
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "" {
+		return "", bad
+	}
+	return "https://" + strings.TrimSuffix(strings.ToLower(u.Host), ":443"), nil
+}
+
+func (d Dirs) planeDir(url string) (string, error) {
+	st, err := d.State()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256([]byte(url))
+	if _, err := d.private(filepath.Join(st, "planes")); err != nil {
+		return "", err
+	}
+	return d.private(filepath.Join(st, "planes", hex.EncodeToString(sum[:8])))
+}
+
+// ErrNoPlane is in the chain when no plane is known.
+var ErrNoPlane = errors.New("no plane is known here")
+
+// OpenPlane opens the plane with the given URL, or, with "", the one that was
+// logged in to last.
+func (d Dirs) OpenPlane(url string) (*Plane, error) {
+	if url == "" {
+		st, err := d.State()
+		if err != nil {
+			return nil, err
+		}
+		b, err := durable.ReadPrivate(filepath.Join(st, "default-plane"), 4096)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%w", ErrNoPlane).WithHint("fleet login URL")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot read state: %w", err)
+		}
+		url = strings.TrimSpace(string(b))
+	}
+	url, err := NormalURL(url)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := d.planeDir(url)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plane{dir: dir}
+	if err := ReadJSON(p.file("plane.json"), &p.rec); err != nil {
+		return nil, err
+	}
+	if p.rec.URL != url {
+		return nil, fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%s: %w", url, ErrNoPlane).WithHint("fleet login %s", url)
+	}
+	return p, nil
+}
+
+// SaveLogin records a login and makes its plane the default.
+func (d Dirs) SaveLogin(ctx context.Context, url, rootsPEM, key string, a wire.LoginAnswer) (*Plane, error) {
+	dir, err := d.planeDir(url)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plane{dir: dir}
+	err = UpdateJSON(ctx, p.file("plane.json"), &p.rec, func() error {
+		p.rec.URL, p.rec.RootsPEM, p.rec.Person, p.rec.Key, p.rec.Expires = url, rootsPEM, a.Person, key, a.ExpiresAt.String()
+		return durable.WriteFile(p.file("session"), []byte(a.Token+"\n"), 0o600)
+	})
+	if err != nil {
+		return nil, err
+	}
+	st, err := d.State()
+	if err != nil {
+		return nil, err
+	}
+	return p, durable.WriteFile(filepath.Join(st, "default-plane"), []byte(url+"\n"), 0o600)
+}
+
+// Logout forgets the session. The plane, its roots and the links stay known.
+func (p *Plane) Logout() error { return durable.Remove(p.file("session")) }
+
+func (p *Plane) file(name string) string { return filepath.Join(p.dir, name) }
+
+// URL is the plane's URL in its normal form.
+func (p *Plane) URL() string { return p.rec.URL }
+
+// RootsPEM is what vouches for the plane's certificate, or "system".
+func (p *Plane) RootsPEM() string { return p.rec.RootsPEM }
+
+// Person is who logged in last.
+func (p *Plane) Person() string { return p.rec.Person }
+
+// Key is the fingerprint of the key that logged in last.
+func (p *Plane) Key() string { return p.rec.Key }
+
+// Session is the stored session token. Without one, or past its end, the error
+// asks for a login.
+func (p *Plane) Session() (secret.Text, error) {
+	need := func(what string) error {
+		return fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%s at %s", what, p.rec.URL).WithHint("fleet login %s", p.rec.URL)
+	}
+	b, err := durable.ReadPrivate(p.file("session"), 4096)
+	if errors.Is(err, fs.ErrNotExist) {
+		return secret.Text{}, need("not logged in")
+	}
+	if err != nil {
+		return secret.Text{}, fmt.Errorf("cannot read the session: %w", err)
+	}
+	if at, err := time.Parse(time.RFC3339Nano, p.rec.Expires); err == nil && time.Now().After(at) {
+		return secret.Text{}, need("the session has ended")
+	}
+	return secret.Of(string(b)), nil
+}
+
+// TokenFile reads an automation token from a private file.
+func TokenFile(path string) (secret.Text, error) {
+	b, err := durable.ReadPrivate(path, 4096)
+	if err != nil {
+		return secret.Text{}, fmt.Errorf("cannot read the token file: %w", err)
+	}
+	t := secret.Of(string(b))
+	if t.Empty() {
+		return t, fmt.Errorf("cannot read the token file: %s is empty", path)
+	}
+	return t, nil
+}
+
+// AuditHead is the last audit head that was verified here; Seq 0 for none.
+func (p *Plane) AuditHead() wire.AuditHead {
+	return wire.AuditHead{Seq: p.rec.AuditSeq, Hash: p.rec.AuditHash}
+}
+
+// SetAuditHead remembers a verified head.
+func (p *Plane) SetAuditHead(ctx context.Context, h wire.AuditHead) error {
+	return UpdateJSON(ctx, p.file("plane.json"), &p.rec, func() error {
+		p.rec.AuditSeq, p.rec.AuditHash = h.Seq, h.Hash
+		return nil
+	})
+}
+
+// RuntimeFile joins a name to the runtime directory.
+func (d Dirs) RuntimeFile(name string) (string, error) {
+	dir, err := d.Runtime()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, name), nil
+}
+
+// Exists reports whether the path is there, without following a link.
+func Exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
