@@ -107,7 +107,8 @@ type SessionRequest struct {
 	PTY       *PTY              `json:"pty,omitempty"`
 	// Attached says that a client will attach to the stream before the command
 	// may produce output that nobody reads; it changes nothing about what runs.
-	Attached bool `json:"attached,omitempty"`
+	Attached bool         `json:"attached,omitempty"`
+	Spool    *SpoolPolicy `json:"spool,omitempty"`
 }
 
 // PTY asks for a pseudo terminal. Rows and Cols are in characters.
