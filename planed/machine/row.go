@@ -1,0 +1,316 @@
+// Package machine is what the plane knows of one machine and how that changes:
+// by a check, an admission, a person's edit, a deletion. Everything here is
+// pure. A store loads a Row, calls one method, and writes the Row and the
+// audit events that the method returned in one transaction; every store
+// behaves the same because the decisions are taken here.
+//
+// Three facts stay apart: presence is computed from the age of the last check
+// when somebody asks, lifecycle from what the machine last said and whether it
+// kept checking, readiness from the blockers that it last reported. Nothing
+// about the future is stored (R12).
+//
+// The package must not know HTTP, stores, secrets or addresses. What a machine
+// says of itself is display, never proof (R13).
+package machine
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/audit"
+	"fleet.example/fleet/planed/identity"
+)
+
+// NamedBy says whose word a display name is.
+type NamedBy string
+
+const (
+	NamedByNobody  NamedBy = ""
+	NamedByMachine NamedBy = "machine" // taken from its first check that carried one
+	NamedByPerson  NamedBy = "person"  // wins for ever
+)
+
+// Row is all that the plane stores of a machine.
+type Row struct {
+	ID           string
+	Owner        string // a person's name
+	Name         string
+	NamedBy      NamedBy
+	Labels       map[string]string
+	AdmittedAt   time.Time
+	Installation secret.Digest
+	Credential   identity.Row
+	IssuedAt     time.Time // when the current generation was admitted or first used
+	Told         Told
+	Asked        Asked
+	LastCheck    time.Time // zero: never. Coalesced: a crash may lose the latest
+	Deleted      *Deleted
+}
+
+// Told is what the machine said of itself last.
+type Told struct {
+	Instance       string // one run of agentd
+	Seq            uint64 // of the last check that was applied, within Instance
+	Digest         [16]byte
+	Said           string // "" (never), wire.SaidRunning or wire.SaidStopping
+	Reason         string
+	Since          time.Time // of Said
+	Boot           string
+	Version        string
+	OS             string
+	Arch           string
+	Scope          string
+	ServiceManager string
+	Blockers       []Blocker
+	ProbedAt       time.Time // zero: no check has carried readiness yet
+}
+
+// Blocker is one stored finding.
+type Blocker struct {
+	Code, Severity, Detail, Remedy string
+	Since                          time.Time
+}
+
+// Asked holds the requests that the machine has not answered yet (R16).
+type Asked struct {
+	Logs, Rotate time.Time
+}
+
+// Deleted says how a row ended.
+type Deleted struct {
+	At time.Time
+	By string
+}
+
+// By is who asks for a change, from the authenticated identity and never from
+// what a request says.
+type By struct {
+	Actor  string // as the audit names it: person:dana, token:ci
+	Person string // the person, or the person that a token belongs to
+	Owner  bool   // the person's role
+}
+
+// Refusals.
+var (
+	ErrNotYours = errors.New("the machine belongs to somebody else")
+	ErrNoKind   = errors.New("no such kind of request")
+)
+
+func (r *Row) manages(by By) error {
+	if by.Owner || by.Person != "" && by.Person == r.Owner {
+		return nil
+	}
+	return ErrNotYours
+}
+
+// Admission is a person's wish to admit an installation.
+type Admission struct {
+	By             By
+	Installation   secret.Digest
+	Credential     secret.Digest
+	Name           string
+	Labels         map[string]string
+	Scope          string
+	ServiceManager string
+}
+
+// New returns the row of a new machine.
+func New(id string, a Admission, now time.Time) (*Row, []audit.Event) {
+	r := &Row{
+		ID:           id,
+		Owner:        a.By.Person,
+		AdmittedAt:   now,
+		Installation: a.Installation,
+		Credential:   identity.Make(a.Credential),
+		IssuedAt:     now,
+	}
+	r.adorn(a)
+	return r, r.events(now, a.By.Actor, "machine.admit", map[string]string{"owner": r.Owner, "name": r.Name})
+}
+
+// Admit admits the installation of an existing row again (R6, R23).
+func (r *Row) Admit(a Admission, now time.Time) (identity.Admission, []audit.Event, error) {
+	before := r.Credential
+	outcome := r.Credential.Admit(a.Credential)
+	if outcome != identity.Replaced {
+		return outcome, nil, nil
+	}
+	if err := r.manages(a.By); err != nil {
+		r.Credential = before
+		return 0, nil, err
+	}
+	r.IssuedAt = now
+	r.adorn(a)
+	return outcome, r.events(now, a.By.Actor, "machine.readmit", map[string]string{"owner": r.Owner, "name": r.Name}), nil
+}
+
+func (r *Row) adorn(a Admission) {
+	if a.Name != "" {
+		r.Name, r.NamedBy = a.Name, NamedByPerson
+	}
+	if len(a.Labels) > 0 {
+		r.Labels = maps.Clone(a.Labels)
+	}
+	if a.Scope != "" {
+		r.Told.Scope = a.Scope
+	}
+	if a.ServiceManager != "" {
+		r.Told.ServiceManager = a.ServiceManager
+	}
+}
+
+// Rename gives the machine a person's name for it.
+func (r *Row) Rename(by By, name string, now time.Time) ([]audit.Event, error) {
+	if err := r.manages(by); err != nil {
+		return nil, err
+	}
+	if r.Name == name && r.NamedBy == NamedByPerson {
+		return nil, nil
+	}
+	old := r.Name
+	r.Name, r.NamedBy = name, NamedByPerson
+	return r.events(now, by.Actor, "machine.rename", map[string]string{"from": old, "to": name}), nil
+}
+
+// MaxLabels bounds the labels of one machine.
+const MaxLabels = 64
+
+// ErrTooManyLabels is returned when a change would leave more than MaxLabels.
+var ErrTooManyLabels = errors.New("a machine has at most 64 labels")
+
+// Label sets and removes labels.
+func (r *Row) Label(by By, set map[string]string, remove []string, now time.Time) ([]audit.Event, error) {
+	if err := r.manages(by); err != nil {
+		return nil, err
+	}
+	labels := maps.Clone(r.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	detail := map[string]string{}
+	for _, k := range remove {
+		if _, ok := labels[k]; ok {
+			delete(labels, k)
+			detail["remove."+k] = ""
+		}
+	}
+	for k, v := range set {
+		if old, ok := labels[k]; !ok || old != v {
+			labels[k] = v
+			detail["set."+k] = v
+		}
+	}
+	if len(labels) > MaxLabels {
+		return nil, ErrTooManyLabels
+	}
+	if len(detail) == 0 {
+		return nil, nil
+	}
+	r.Labels = labels
+	return r.events(now, by.Actor, "machine.label", detail), nil
+}
+
+// Ask leaves a request for the machine (R16). A request of the same kind that
+// still waits is joined, not replaced: asking twice is asking once.
+func (r *Row) Ask(by By, kind string, now time.Time) ([]audit.Event, error) {
+	if err := r.manages(by); err != nil {
+		return nil, err
+	}
+	var at *time.Time
+	switch kind {
+	case "logs":
+		at = &r.Asked.Logs
+	case "rotate":
+		at = &r.Asked.Rotate
+	default:
+		return nil, ErrNoKind
+	}
+	if !at.IsZero() {
+		return nil, nil
+	}
+	// A value identifies a request on the wire, so it has the wire's precision.
+	*at = now.UTC().Truncate(time.Millisecond)
+	return r.events(now, by.Actor, "machine.request", map[string]string{"kind": kind}), nil
+}
+
+// Delete turns the row into its tombstone: what is needed to answer revoked
+// and to say what became of the machine, and nothing else.
+func (r *Row) Delete(by By, now time.Time) ([]audit.Event, error) {
+	if err := r.manages(by); err != nil {
+		return nil, err
+	}
+	r.Credential.Delete()
+	r.Deleted = &Deleted{At: now, By: by.Actor}
+	r.Installation = secret.Digest{}
+	r.Labels, r.Told, r.Asked = nil, Told{}, Asked{}
+	return r.events(now, by.Actor, "machine.delete", map[string]string{"name": r.Name, "owner": r.Owner}), nil
+}
+
+// Rotate stages the next generation on behalf of the machine itself, which
+// presented a secret. The presented secret is used first, so that presenting
+// the next generation here promotes it as everywhere else.
+func (r *Row) Rotate(presented secret.Digest, generation int64, digest secret.Digest, now time.Time) (s identity.Standing, changed bool, ev []audit.Event, err error) {
+	s, ev, used := r.use(presented, now)
+	if s != identity.Current && s != identity.Next {
+		return s, false, nil, nil
+	}
+	staged, err := r.Credential.Rotate(generation, digest)
+	if staged {
+		ev = append(ev, r.event(now, r.actor(), "credential.rotate", map[string]string{"generation": itoa(generation)}))
+	}
+	return s, used || staged, ev, err
+}
+
+func (r *Row) use(presented secret.Digest, now time.Time) (identity.Standing, []audit.Event, bool) {
+	s, changed := r.Credential.Use(presented)
+	if s != identity.Next {
+		return s, nil, changed
+	}
+	r.IssuedAt = now
+	return s, r.events(now, r.actor(), "credential.promote", map[string]string{"generation": itoa(r.Credential.Generation)}), true
+}
+
+func (r *Row) actor() string { return "machine:" + r.ID }
+
+func (r *Row) event(now time.Time, actor, action string, detail map[string]string) audit.Event {
+	for k, v := range detail {
+		if v == "" && (k == "name" || k == "from") {
+			delete(detail, k)
+		}
+	}
+	return audit.Event{At: now, Actor: actor, Action: action, Subject: "machine:" + r.ID, Detail: detail}
+}
+
+func (r *Row) events(now time.Time, actor, action string, detail map[string]string) []audit.Event {
+	return []audit.Event{r.event(now, actor, action, detail)}
+}
+
+// Gone is the wire form of a tombstone.
+func (r *Row) Gone() *wire.Deleted {
+	if r.Deleted == nil {
+		return nil
+	}
+	return &wire.Deleted{
+		Machine:       r.ID,
+		Name:          r.Name,
+		At:            wire.Time{Time: r.Deleted.At},
+		By:            r.Deleted.By,
+		LastPresented: wire.TimeOf(r.LastCheck),
+	}
+}
+
+// Clone returns a deep copy.
+func (r *Row) Clone() *Row {
+	c := *r
+	c.Labels = maps.Clone(r.Labels)
+	c.Told.Blockers = slices.Clone(r.Told.Blockers)
+	if r.Deleted != nil {
+		d := *r.Deleted
+		c.Deleted = &d
+	}
+	return &c
+}

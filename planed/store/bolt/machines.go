@@ -1,0 +1,341 @@
+package bolt
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
+)
+
+// Check authenticates and records a check. A plain one touches memory alone.
+func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error) {
+	k, ok := keyOf(c.Machine)
+	var instance [32]byte
+	copy(instance[:], c.Mark.Instance)
+	sh := s.shard(k)
+
+	sh.mu.Lock()
+	h := sh.rows[k]
+	if h == nil || !ok {
+		sh.mu.Unlock()
+		return store.Checked{Standing: identity.Nobody.Judge(c.Presented)}, nil
+	}
+	out := store.Checked{Standing: h.cred.Judge(c.Presented), Generation: h.cred.Generation, Asked: h.asked()}
+	page, slot := h.page, h.slot
+	counted := h.said && h.cred.Proven && h.instance == instance
+	switch {
+	case out.Standing == identity.Revoked:
+		sh.mu.Unlock()
+		page.set(slot, c.At)
+		return out, nil
+	case out.Standing != identity.Current && out.Standing != identity.Next:
+		sh.mu.Unlock()
+		return out, nil
+	case out.Standing == identity.Current && counted && c.Mark.Seq < h.seq:
+		sh.mu.Unlock()
+		return out, nil
+	case out.Standing == identity.Current && counted && h.body == c.Digest:
+		h.seq = c.Mark.Seq
+		sh.mu.Unlock()
+		page.set(slot, c.At)
+		return out, nil
+	}
+	sh.mu.Unlock()
+
+	body, err := c.Body()
+	if err != nil {
+		return out, err
+	}
+	// A value of its own for the writer: when ctx ends first, out is returned
+	// while the operation may still run.
+	var did store.Checked
+	err = s.do(ctx, func(t *tx) error {
+		r, index, err := t.machine(c.Machine)
+		if err != nil {
+			return err
+		}
+		page, slot := s.slot(t, index)
+		r.LastCheck = page.get(slot)
+		s.catchUp(r)
+		heard := r.Hear(c.Check, body)
+		did = store.Checked{Standing: heard.Standing, Generation: r.Credential.Generation, Asked: r.Asked}
+		if heard.Standing != identity.Current && heard.Standing != identity.Next {
+			return nil
+		}
+		t.after = append(t.after, func() {
+			s.warm(r, page, slot)
+			if !heard.Stale {
+				page.set(slot, c.At)
+			}
+		})
+		if !heard.Changed {
+			return nil
+		}
+		if err := t.put(bucketMachine, []byte(c.Machine), encode(r, index)); err != nil {
+			return err
+		}
+		return t.append(heard.Events...)
+	})
+	if err != nil {
+		// The machine was heard, whatever became of what it said: a plane that
+		// cannot write must not make it look absent (R19).
+		if errors.Is(err, store.ErrStorage) || errors.Is(err, store.ErrBusy) {
+			page.set(slot, c.At)
+		}
+		return out, err
+	}
+	return did, nil
+}
+
+// catchUp gives the row the sequence number that plain checks raised in memory.
+func (s *Store) catchUp(r *machine.Row) {
+	k, _ := keyOf(r.ID)
+	var instance [32]byte
+	copy(instance[:], r.Told.Instance)
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if h := sh.rows[k]; h != nil && h.instance == instance && h.seq > r.Told.Seq {
+		r.Told.Seq = h.seq
+	}
+}
+
+// slot finds the page of an index, also of one that this transaction added.
+func (s *Store) slot(t *tx, index uint32) (*page, uint16) {
+	n := int(index / perPage)
+	if n < len(s.pages) {
+		return s.pages[n], uint16(index % perPage)
+	}
+	return t.grown[n-len(s.pages)], uint16(index % perPage)
+}
+
+// machine reads a row within the transaction.
+func (t *tx) machine(id string) (*machine.Row, uint32, error) {
+	v := t.Bucket(bucketMachine).Get([]byte(id))
+	if v == nil {
+		return nil, 0, store.ErrNotFound
+	}
+	return decode(id, v)
+}
+
+// Rotate stages the next generation of the machine that presents a secret.
+func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (identity.Standing, error) {
+	var standing identity.Standing
+	var refused error // of the rotation; presenting the next generation promoted it all the same
+	err := s.do(ctx, func(t *tx) error {
+		refused = nil
+		r, index, err := t.machine(rot.Machine)
+		if errors.Is(err, store.ErrNotFound) {
+			standing = identity.Nobody.Judge(rot.Presented)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		page, slot := s.slot(t, index)
+		st, changed, events, refusal := r.Rotate(rot.Presented, rot.Generation, rot.Digest, rot.At)
+		standing, refused = st, refusal
+		if st == identity.Revoked {
+			t.after = append(t.after, func() { page.set(slot, rot.At) })
+		}
+		if !changed {
+			return nil
+		}
+		if err := t.put(bucketMachine, []byte(rot.Machine), encode(r, index)); err != nil {
+			return err
+		}
+		t.after = append(t.after, func() { s.warm(r, page, slot) })
+		return t.append(events...)
+	})
+	if err != nil {
+		return identity.Unknown, err
+	}
+	return standing, refused
+}
+
+// Admit admits an installation.
+func (s *Store) Admit(ctx context.Context, a machine.Admission, now time.Time) (store.Admitted, error) {
+	var out store.Admitted
+	err := s.do(ctx, func(t *tx) error {
+		inst := []byte(a.Installation.Hex())
+		if id := t.Bucket(bucketInstallation).Get(inst); id != nil {
+			r, index, err := t.machine(string(id))
+			if err != nil {
+				return err
+			}
+			outcome, events, err := r.Admit(a, now)
+			if err != nil {
+				return err
+			}
+			out = store.Admitted{Row: r, Outcome: outcome}
+			if outcome != identity.Replaced {
+				return nil
+			}
+			if err := t.put(bucketMachine, id, encode(r, index)); err != nil {
+				return err
+			}
+			page, slot := s.slot(t, index)
+			t.after = append(t.after, func() { s.warm(r, page, slot) })
+			return t.append(events...)
+		}
+		r, events := machine.New(wire.NewMachineID(), a, now)
+		out = store.Admitted{Row: r, Outcome: identity.Made}
+		index, page, slot := s.allocate(t)
+		if err := t.put(bucketMachine, []byte(r.ID), encode(r, index)); err != nil {
+			return err
+		}
+		if err := t.put(bucketInstallation, inst, []byte(r.ID)); err != nil {
+			return err
+		}
+		t.after = append(t.after, func() {
+			page.at[slot].Store(0)
+			s.warm(r, page, slot)
+			s.count(r, 1)
+		})
+		return t.append(events...)
+	})
+	if err != nil {
+		return store.Admitted{}, err
+	}
+	return out, nil
+}
+
+// Edit applies a person's change to one row.
+func (s *Store) Edit(ctx context.Context, id string, ch store.Change) (*machine.Row, error) {
+	var out *machine.Row
+	err := s.do(ctx, func(t *tx) error {
+		r, index, err := t.machine(id)
+		if err != nil {
+			return err
+		}
+		page, slot := s.slot(t, index)
+		r.LastCheck = page.get(slot)
+		if r.Deleted != nil {
+			return &store.GoneError{Deleted: r.Gone()}
+		}
+		installation := r.Installation
+		events, err := ch.Apply(r)
+		if err != nil {
+			return err
+		}
+		out = r
+		if len(events) == 0 {
+			return nil
+		}
+		if err := t.put(bucketMachine, []byte(id), encode(r, index)); err != nil {
+			return err
+		}
+		if ch.Delete {
+			if err := t.del(bucketInstallation, []byte(installation.Hex())); err != nil {
+				return err
+			}
+		}
+		t.after = append(t.after, func() {
+			s.warm(r, page, slot)
+			if ch.Delete {
+				s.living.Add(-1)
+				s.tombstones.Add(1)
+			}
+		})
+		return t.append(events...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Machine reads one row.
+func (s *Store) Machine(_ context.Context, id string) (*machine.Row, error) {
+	var r *machine.Row
+	err := s.db.View(func(t *bbolt.Tx) error {
+		v := t.Bucket(bucketMachine).Get([]byte(id))
+		if v == nil {
+			return store.ErrNotFound
+		}
+		var err error
+		r, _, err = decode(id, v)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.seen(r)
+	if r.Deleted != nil {
+		return nil, &store.GoneError{Deleted: r.Gone()}
+	}
+	return r, nil
+}
+
+// seen fills in the time of the last check.
+func (s *Store) seen(r *machine.Row) {
+	k, ok := keyOf(r.ID)
+	if !ok {
+		return
+	}
+	sh := s.shard(k)
+	sh.mu.Lock()
+	h := sh.rows[k]
+	sh.mu.Unlock()
+	if h != nil {
+		r.LastCheck = h.page.get(h.slot) // page and slot of a row never change
+	}
+}
+
+// chunk is how many rows EachMachine reads in one transaction. A read
+// transaction that stays open keeps the file from reusing its pages, so none
+// is held while rows go to a slow client.
+const chunk = 256
+
+// EachMachine calls f for every living machine.
+func (s *Store) EachMachine(ctx context.Context, f func(*machine.Row) error) error {
+	var from []byte
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		rows := make([]*machine.Row, 0, chunk)
+		more := false
+		err := s.db.View(func(t *bbolt.Tx) error {
+			c := t.Bucket(bucketMachine).Cursor()
+			k, v := c.First()
+			if from != nil {
+				k, v = c.Seek(from)
+			}
+			for n := 0; k != nil; k, v = c.Next() {
+				if n == chunk {
+					from, more = append([]byte(nil), k...), true
+					return nil
+				}
+				n++
+				r, _, err := decode(string(k), v)
+				if err != nil {
+					return err
+				}
+				if r.Deleted == nil {
+					rows = append(rows, r)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			s.seen(r)
+			if err := f(r); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+	}
+}
+

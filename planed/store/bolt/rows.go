@@ -1,0 +1,143 @@
+package bolt
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/machine"
+)
+
+// key is a machine id without its prefix.
+type key [26]byte
+
+func keyOf(id string) (k key, ok bool) {
+	if !wire.IsMachineID(id) {
+		return k, false
+	}
+	copy(k[:], id[len(wire.MachineIDPrefix):])
+	return k, true
+}
+
+// hot is what a plain check needs of a row: about 230 bytes.
+type hot struct {
+	cred     identity.Row
+	body     [16]byte
+	instance [32]byte // padded with zeros
+	seq      uint64
+	logs     int64 // requests in milliseconds, 0: none
+	rotate   int64
+	page     *page
+	slot     uint16
+	said     bool
+}
+
+const shards = 64
+
+type shard struct {
+	mu   sync.Mutex
+	rows map[key]*hot
+}
+
+func (s *Store) shard(k key) *shard {
+	// The characters are random already.
+	return &s.shards[(uint(k[0])*31+uint(k[1])*7+uint(k[2]))%shards]
+}
+
+// warm brings memory in line with a row that has been committed.
+func (s *Store) warm(r *machine.Row, p *page, slot uint16) {
+	k, ok := keyOf(r.ID)
+	if !ok {
+		return
+	}
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	h := sh.rows[k]
+	if h == nil {
+		h = &hot{page: p, slot: slot}
+		sh.rows[k] = h
+	}
+	h.cred = r.Credential
+	h.body = r.Told.Digest
+	var instance [32]byte
+	copy(instance[:], r.Told.Instance)
+	if h.instance != instance || h.seq < r.Told.Seq {
+		h.instance, h.seq = instance, r.Told.Seq
+	}
+	h.said = r.Told.Said != ""
+	h.logs, h.rotate = milli(r.Asked.Logs), milli(r.Asked.Rotate)
+}
+
+// cool forgets a tombstone that was dropped.
+func (s *Store) cool(id string) {
+	if k, ok := keyOf(id); ok {
+		sh := s.shard(k)
+		sh.mu.Lock()
+		delete(sh.rows, k)
+		sh.mu.Unlock()
+	}
+}
+
+func milli(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+func (h *hot) asked() machine.Asked {
+	var a machine.Asked
+	if h.logs != 0 {
+		a.Logs = time.UnixMilli(h.logs).UTC()
+	}
+	if h.rotate != 0 {
+		a.Rotate = time.UnixMilli(h.rotate).UTC()
+	}
+	return a
+}
+
+// perPage times fit one page of the file together with its headers.
+const perPage = 448
+
+// page holds times of last checks in microseconds since 1970; 0 means never.
+type page struct {
+	dirty atomic.Bool
+	at    [perPage]atomic.Int64
+}
+
+func (p *page) set(slot uint16, t time.Time) {
+	p.at[slot].Store(t.UnixMicro())
+	// A load first: a store would take the cache line from the other core
+	// at every check.
+	if !p.dirty.Load() {
+		p.dirty.Store(true)
+	}
+}
+
+func (p *page) get(slot uint16) time.Time {
+	v := p.at[slot].Load()
+	if v == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(v).UTC()
+}
+
+func (p *page) encode() []byte {
+	b := make([]byte, 8*perPage)
+	for i := range p.at {
+		binary.BigEndian.PutUint64(b[8*i:], uint64(p.at[i].Load()))
+	}
+	return b
+}
+
+func (p *page) decode(b []byte) {
+	for i := 0; i < perPage && 8*i+8 <= len(b); i++ {
+		p.at[i].Store(int64(binary.BigEndian.Uint64(b[8*i:])))
+	}
+}
+
+func pageKey(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
