@@ -75,7 +75,7 @@ type Store struct {
 	stop    context.CancelFunc
 	// stopping makes the last flush record the very end.
 	stopping atomic.Bool
-	flushed chan struct{} // closed when the flusher has ended
+	flushed  chan struct{} // closed when the flusher has ended
 
 	auditMu      sync.Mutex
 	auditChanged chan struct{}

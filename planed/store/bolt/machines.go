@@ -338,4 +338,3 @@ func (s *Store) EachMachine(ctx context.Context, f func(*machine.Row) error) err
 		}
 	}
 }
-

@@ -18,6 +18,9 @@ const (
 	gatherFor = 2 * time.Millisecond
 	gatherMax = 256
 	queueMax  = 1024
+	// waitFor bounds how long a request waits for its commit, so that a disk
+	// that hangs does not take every place a plain check could use.
+	waitFor = 10 * time.Second
 )
 
 // op is one durable operation. run decides first and writes then; see tx.
@@ -77,6 +80,8 @@ func (s *Store) do(ctx context.Context, run func(t *tx) error) error {
 		s.sending.RUnlock()
 		return store.ErrBusy
 	}
+	ctx, cancel := context.WithTimeout(ctx, waitFor)
+	defer cancel()
 	select {
 	case err := <-o.done:
 		return err

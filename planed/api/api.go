@@ -1,0 +1,273 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/login"
+	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
+)
+
+// Config is what the interface is made of.
+type Config struct {
+	Store   store.Store
+	URL     string // the plane's own, as wire.PlaneURL spells it
+	Policy  machine.Policy
+	Version string
+	Log     hclog.Logger
+	Now     func() time.Time
+	// MaxConcurrent is how many requests may be worked on at once; more are
+	// shed with 503 before they slow the others down (R19). 0 means 1024.
+	MaxConcurrent int
+	// Keep reports whether an answered connection may stay open. nil: always.
+	Keep func() bool
+}
+
+// API is the plane's HTTP interface.
+type API struct {
+	Config
+	nonces   login.Verifier
+	failures login.Limiter
+	metrics  *metrics
+	running  atomic.Int64
+	bodies   sync.Pool
+	constant []byte // the part of a check's answer that is the same for all
+}
+
+// New makes the interface.
+func New(c Config) *API {
+	if c.MaxConcurrent == 0 {
+		c.MaxConcurrent = 1024
+	}
+	if c.Keep == nil {
+		c.Keep = func() bool { return true }
+	}
+	a := &API{Config: c}
+	a.nonces = login.Verifier{URL: c.URL, Now: c.Now}
+	a.failures = login.Limiter{Now: c.Now}
+	a.metrics = newMetrics(c.Store, c.Now)
+	a.bodies.New = func() any { return new(bytes.Buffer) }
+	a.constant = constantAnswer(c.Policy)
+	return a
+}
+
+// Sweep forgets what was kept for a while only. It is called every minute or so.
+func (a *API) Sweep() { a.failures.Sweep() }
+
+// call is one request on its way through a handler.
+type call struct {
+	w    http.ResponseWriter
+	r    *http.Request
+	body []byte // valid until the handler returns
+	who  store.Principal
+}
+
+func (c *call) ctx() context.Context { return c.r.Context() }
+
+// by is the principal as the store wants it.
+func (c *call) by() machine.By {
+	return machine.By{Actor: c.who.Kind + ":" + c.who.Name, Person: c.who.Person, Owner: c.who.Role == wire.RoleOwner}
+}
+
+// pooledBody is the largest buffer that goes back into the pool.
+const pooledBody = 16 << 10
+
+// serve bounds, authenticates and answers one route.
+func (a *API) serve(rt *Route) http.Handler {
+	counters := a.metrics.route(rt)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !a.Keep() {
+			w.Header()["Connection"] = closeHeader
+		}
+		buf := a.bodies.Get().(*bytes.Buffer)
+		buf.Reset()
+		defer func() {
+			if buf.Cap() <= pooledBody {
+				a.bodies.Put(buf)
+			}
+		}()
+		// The body is read before a place is taken, so that slow senders do
+		// not crowd out the others.
+		err := readBody(buf, r, rt.MaxBody)
+		c := call{w: w, r: r, body: buf.Bytes()}
+		if err == nil {
+			err = a.admitAndRun(rt, &c)
+		}
+		if err == nil {
+			counters.ok.Inc()
+			return
+		}
+		status, detail := a.explain(err)
+		counters.refused(status).Inc()
+		if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+			w.Header().Set("Retry-After", strconv.Itoa(retryAfter(err)))
+		}
+		if status == http.StatusRequestEntityTooLarge {
+			w.Header()["Connection"] = closeHeader
+		}
+		writeError(w, status, detail)
+	})
+}
+
+var closeHeader = []string{"close"}
+
+func (a *API) admitAndRun(rt *Route, c *call) error {
+	if n := a.running.Add(1); n > int64(a.MaxConcurrent) && rt.Path != wire.PathHealthz {
+		a.running.Add(-1)
+		a.metrics.shed.Inc()
+		return errShed
+	}
+	defer a.running.Add(-1)
+	if rt.Who == Public || rt.Who == Machine {
+		return rt.handle(a, c)
+	}
+	token, ok := bearer(c.r)
+	if !ok {
+		return errUnauthorized
+	}
+	p, err := a.Store.Principal(c.ctx(), token.Digest(), a.Now())
+	if errors.Is(err, store.ErrNotFound) {
+		return errUnauthorized
+	}
+	if err != nil {
+		return err
+	}
+	if !allowed(rt, p) {
+		return errForbidden
+	}
+	c.who = p
+	return rt.handle(a, c)
+}
+
+func allowed(rt *Route, p store.Principal) bool {
+	person := p.Kind == "person"
+	switch rt.Who {
+	case Person:
+		return person
+	case Owner:
+		return person && p.Role == wire.RoleOwner
+	case Scoped:
+		return person || slices.ContainsFunc(rt.Scopes, func(s string) bool { return slices.Contains(p.Scopes, s) })
+	case AnyOne:
+		return true
+	}
+	return false
+}
+
+func bearer(r *http.Request) (secret.Text, bool) {
+	h := r.Header["Authorization"]
+	if len(h) != 1 {
+		return secret.Text{}, false
+	}
+	const scheme = "bearer "
+	if len(h[0]) <= len(scheme) || len(h[0]) > 512 || !strings.EqualFold(h[0][:len(scheme)], scheme) {
+		return secret.Text{}, false
+	}
+	return secret.Of(h[0][len(scheme):]), true
+}
+
+func readBody(buf *bytes.Buffer, r *http.Request, limit int64) error {
+	if r.ContentLength > limit {
+		return errTooLarge
+	}
+	n, err := buf.ReadFrom(io.LimitReader(r.Body, limit+1))
+	if n > limit {
+		return errTooLarge
+	}
+	if err != nil {
+		return bad("the request's body ended early")
+	}
+	return nil
+}
+
+// decodeStrict reads a person's request: a field that we do not know is an
+// error, since ignoring it would do something else than was asked.
+func (c *call) decodeStrict(v any) error {
+	d := json.NewDecoder(bytes.NewReader(c.body))
+	d.DisallowUnknownFields()
+	return decode(d, v)
+}
+
+// decodeLenient reads a machine's document: a later agent may say more.
+func decodeLenient(body []byte, v any) error {
+	return decode(json.NewDecoder(bytes.NewReader(body)), v)
+}
+
+func decode(d *json.Decoder, v any) error {
+	if err := d.Decode(v); err != nil {
+		return bad("the request's body is no such document: %s", jsonWords(err))
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return bad("something follows the document in the request's body")
+	}
+	return nil
+}
+
+// jsonWords keeps what a decoder says short.
+func jsonWords(err error) string {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return "it ends early"
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
+}
+
+var jsonType = []string{"application/json"}
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h["Content-Length"] = []string{strconv.Itoa(b.Len())}
+	h["Cache-Control"] = noStore
+	w.WriteHeader(status)
+	w.Write(b.Bytes()) // a client that went away is nobody's error
+	return nil
+}
+
+var noStore = []string{"no-store"}
+
+func (c *call) answer(v any) error { return writeJSON(c.w, http.StatusOK, v) }
+
+// retryAfter spreads those who were refused together (R19).
+func retryAfter(err error) int {
+	var limited *limitedError
+	if errors.As(err, &limited) {
+		return max(1, int(limited.wait.Seconds()))
+	}
+	return 5 + rand.IntN(11)
+}
+
+// standing turns a refused standing into the closed vocabulary (R22).
+func standing(s identity.Standing, machine string) error {
+	switch s {
+	case identity.Current, identity.Next:
+		return nil
+	case identity.Behind:
+		return &refusal{http.StatusConflict, wire.ErrorDetail{Code: wire.CodeBehind, Machine: machine}}
+	case identity.Revoked:
+		return &refusal{http.StatusGone, wire.ErrorDetail{Code: wire.CodeRevoked, Machine: machine}}
+	}
+	return errUnauthorized
+}

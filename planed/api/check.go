@@ -1,0 +1,148 @@
+package api
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
+)
+
+// machineBearer takes a machine's credential apart. What is no credential
+// still costs a digest and is judged like one (R22).
+func machineBearer(r *http.Request) (id string, presented secret.Digest) {
+	token, _ := bearer(r)
+	id, s, _ := strings.Cut(token.Reveal(), ".")
+	return id, secret.Of(s).Digest()
+}
+
+// check is POST /v1/check, nearly all of the plane's traffic. A body equal to
+// the last one is not decoded and the answer is put together by hand.
+func (a *API) check(c *call) error {
+	marks := c.r.Header[wire.HeaderCheck]
+	if len(marks) != 1 {
+		return bad("one %s header is wanted", wire.HeaderCheck)
+	}
+	mark, err := wire.ParseCheckMark(marks[0])
+	if err != nil {
+		return bad("%s", err)
+	}
+	id, presented := machineBearer(c.r)
+	now := a.Now()
+	sum := sha256.Sum256(c.body)
+	did, err := a.Store.Check(c.ctx(), store.Check{
+		Machine: id,
+		Check:   machine.Check{Presented: presented, Mark: mark, Digest: [16]byte(sum[:16]), At: now},
+		Body: func() (*wire.CheckBody, error) {
+			var b wire.CheckBody
+			return &b, decodeLenient(c.body, &b)
+		},
+	})
+	if err != nil {
+		a.metrics.checkFailed.Inc()
+		return err
+	}
+	a.metrics.checks[did.Standing].Inc()
+	if did.Standing != identity.Current && did.Standing != identity.Next {
+		return standing(did.Standing, id)
+	}
+
+	b := make([]byte, 0, 320)
+	b = append(b, `{"machine":"`...)
+	b = append(b, id...)
+	b = append(b, `","generation":`...)
+	b = strconv.AppendInt(b, did.Generation, 10)
+	b = append(b, a.constant...)
+	b = appendMark(b)
+	b = append(b, `","plane_time":"`...)
+	b = now.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z")
+	b = append(b, '"')
+	if did.Asked != (machine.Asked{}) {
+		b = appendAsked(b, did.Asked)
+	}
+	b = append(b, "}\n"...)
+	h := c.w.Header()
+	h["Content-Type"] = jsonType
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	c.w.Write(b)
+	return nil
+}
+
+// constantAnswer is the middle of every answer, up to the mark's value.
+func constantAnswer(p machine.Policy) []byte {
+	b := []byte(`,"interval_s":`)
+	b = appendSeconds(b, p.Interval)
+	b = append(b, `,"min_gap_s":`...)
+	b = appendSeconds(b, p.MinGap())
+	if p.TestFloor > 0 {
+		b = append(b, `,"test_floor_s":`...)
+		b = appendSeconds(b, p.TestFloor)
+	}
+	return append(b, `,"mark":"`...)
+}
+
+func appendSeconds(b []byte, d time.Duration) []byte {
+	return strconv.AppendFloat(b, d.Seconds(), 'f', -1, 64)
+}
+
+// appendMark appends 16 random characters of a-z and 2-7.
+func appendMark(b []byte) []byte {
+	const alphabet = "abcdefghijklmnopqrstuvwxyz234567"
+	var r [16]byte
+	rand.Read(r[:])
+	for _, v := range r {
+		b = append(b, alphabet[v&31])
+	}
+	return b
+}
+
+func appendAsked(b []byte, asked machine.Asked) []byte {
+	b = append(b, `,"requests":{`...)
+	sep := ""
+	for _, q := range []struct {
+		name string
+		at   time.Time
+	}{{"logs", asked.Logs}, {"rotate", asked.Rotate}} {
+		if q.at.IsZero() {
+			continue
+		}
+		b = append(b, sep...)
+		b = append(b, '"')
+		b = append(b, q.name...)
+		b = append(b, `":"`...)
+		b = q.at.UTC().AppendFormat(b, time.RFC3339Nano)
+		b = append(b, '"')
+		sep = ","
+	}
+	return append(b, '}')
+}
+
+// rotate is POST /v1/credential/rotate (R20).
+func (a *API) rotate(c *call) error {
+	var req wire.RotateRequest
+	if err := decodeLenient(c.body, &req); err != nil {
+		return err
+	}
+	digest, err := secret.ParseDigest(req.Digest)
+	if err != nil {
+		return bad("%s", err)
+	}
+	id, presented := machineBearer(c.r)
+	s, err := a.Store.Rotate(c.ctx(), store.Rotation{
+		Machine: id, Presented: presented, Generation: req.Generation, Digest: digest, At: a.Now(),
+	})
+	if err != nil {
+		return err
+	}
+	if err := standing(s, id); err != nil {
+		return err
+	}
+	return c.answer(wire.RotateAnswer{Machine: id, Generation: req.Generation})
+}

@@ -1,0 +1,89 @@
+package api
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/store"
+)
+
+// metrics counts. No label names a machine, a person or an address.
+type metrics struct {
+	registry    *prometheus.Registry
+	checks      [identity.Revoked + 1]prometheus.Counter // by standing
+	checkFailed prometheus.Counter
+	shed        prometheus.Counter
+	unknown     prometheus.Counter
+	requests    *prometheus.CounterVec
+}
+
+func newMetrics(st store.Store, now func() time.Time) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	checks := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fleet_checks_total", Help: "Checks, by what the presented credential was."}, []string{"standing"})
+	for s, name := range map[identity.Standing]string{
+		identity.Unknown: "unauthorized", identity.Current: "current", identity.Next: "next",
+		identity.Behind: "behind", identity.Revoked: "revoked",
+	} {
+		m.checks[s] = checks.WithLabelValues(name)
+	}
+	m.checkFailed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fleet_checks_failed_total", Help: "Checks that could not be judged or recorded."})
+	m.shed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fleet_requests_shed_total", Help: "Requests refused with 503 because too many were under way."})
+	m.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fleet_requests_total", Help: "Requests, by route and status."}, []string{"route", "status"})
+	m.unknown = m.requests.WithLabelValues("unknown", "404")
+	gauge := func(name, help string, f func(store.Stats) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return f(st.Stats()) })
+	}
+	m.registry.MustRegister(checks, m.checkFailed, m.shed, m.requests,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		gauge("fleet_machines", "Machines that are not deleted.", func(s store.Stats) float64 { return float64(s.Machines) }),
+		gauge("fleet_tombstones", "Deleted machines that are remembered.", func(s store.Stats) float64 { return float64(s.Tombstones) }),
+		gauge("fleet_store_bytes", "Size of the store.", func(s store.Stats) float64 { return float64(s.SizeBytes) }),
+		gauge("fleet_store_queue", "Operations that wait for a commit.", func(s store.Stats) float64 { return float64(s.Queued) }),
+		gauge("fleet_store_write_error", "1 while the last write failed.", func(s store.Stats) float64 {
+			if s.WriteError != "" {
+				return 1
+			}
+			return 0
+		}),
+		gauge("fleet_store_flush_age_seconds", "Time since the times of last checks were written.", func(s store.Stats) float64 {
+			if s.LastFlush.IsZero() {
+				return 0
+			}
+			return now().Sub(s.LastFlush).Seconds()
+		}),
+	)
+	return m
+}
+
+// routeCounters are a route's counters, the common one made beforehand.
+type routeCounters struct {
+	ok    prometheus.Counter
+	vec   *prometheus.CounterVec
+	route string
+}
+
+func (m *metrics) route(rt *Route) routeCounters {
+	name := rt.Method + " " + rt.Path
+	return routeCounters{m.requests.WithLabelValues(name, "200"), m.requests, name}
+}
+
+func (c routeCounters) refused(status int) prometheus.Counter {
+	return c.vec.WithLabelValues(c.route, strconv.Itoa(status))
+}
+
+// MetricsHandler serves /metrics and nothing else.
+func (a *API) MetricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
+	return mux
+}

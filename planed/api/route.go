@@ -1,0 +1,81 @@
+package api
+
+import (
+	"net/http"
+
+	"fleet.example/fleet/core/wire"
+)
+
+// Who says which kind of principal may call a route.
+type Who int
+
+const (
+	Public  Who = iota // anybody; the answer says nothing about the fleet
+	Machine            // a machine's credential, judged by the store in the transaction that acts
+	Person             // a person's session
+	Owner              // a person's session with the role owner
+	Scoped             // a person's session, or a token with one of the route's scopes
+	AnyOne             // a person's session, or any token
+)
+
+// Route is one line of the table.
+type Route struct {
+	Method  string
+	Path    string // a pattern of http.ServeMux
+	Who     Who
+	Scopes  []string // with Scoped
+	MaxBody int64    // 0: a body is refused
+	handle  func(*API, *call) error
+}
+
+const (
+	smallBody = 8 << 10
+	loginBody = 64 << 10
+	adminBody = 64 << 10
+)
+
+var readScope = []string{wire.ScopeRead}
+
+// Routes is the whole interface.
+var Routes = []Route{
+	{"GET", wire.PathHealthz, Public, nil, 0, (*API).healthz},
+	{"GET", wire.PathVersion, Public, nil, 0, (*API).version},
+
+	{"POST", wire.PathCheck, Machine, nil, wire.MaxCheckBody, (*API).check},
+	{"POST", wire.PathRotate, Machine, nil, smallBody, (*API).rotate},
+
+	{"POST", wire.PathChallenge, Public, nil, smallBody, (*API).challenge},
+	{"POST", wire.PathLogin, Public, nil, loginBody, (*API).login},
+	{"POST", wire.PathLogout, Person, nil, smallBody, (*API).logout},
+	{"GET", wire.PathWhoami, AnyOne, nil, 0, (*API).whoami},
+
+	{"GET", wire.PathMachines, Scoped, readScope, 0, (*API).machines},
+	{"POST", wire.PathMachines, Person, nil, adminBody, (*API).admit},
+	{"GET", wire.PathMachines + "/{id}", Scoped, readScope, 0, (*API).machine},
+	{"DELETE", wire.PathMachines + "/{id}", Person, nil, smallBody, (*API).remove},
+	{"POST", wire.PathMachines + "/{id}/rename", Person, nil, adminBody, (*API).rename},
+	{"POST", wire.PathMachines + "/{id}/labels", Person, nil, adminBody, (*API).label},
+	{"POST", wire.PathMachines + "/{id}/requests", Scoped, []string{wire.ScopeRotate, wire.ScopeLogs}, smallBody, (*API).ask},
+
+	{"GET", wire.PathAudit, Scoped, readScope, 0, (*API).audit},
+	{"GET", wire.PathAuditHead, Scoped, readScope, 0, (*API).auditHead},
+
+	{"POST", wire.PathPersons, Owner, nil, smallBody, (*API).invite},
+	{"GET", wire.PathTokens, Person, nil, 0, (*API).tokens},
+	{"POST", wire.PathTokens, Person, nil, smallBody, (*API).createToken},
+	{"DELETE", wire.PathTokens + "/{name}", Person, nil, smallBody, (*API).deleteToken},
+}
+
+// Handler serves the table.
+func (a *API) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for i := range Routes {
+		rt := &Routes[i]
+		mux.Handle(rt.Method+" "+rt.Path, a.serve(rt))
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		a.metrics.unknown.Inc()
+		writeError(w, http.StatusNotFound, wire.ErrorDetail{Code: wire.CodeNotFound, Message: "there is no such path"})
+	})
+	return mux
+}
