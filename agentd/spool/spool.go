@@ -66,6 +66,7 @@ type Spool struct {
 	end     int64
 	acked   int64
 	lost    int64
+	waiting int // Appends that wait for room
 	closed  bool
 	stop    chan struct{}
 }
@@ -132,8 +133,12 @@ func (s *Spool) append(stream byte, data []byte) error {
 // wait releases the lock until something changes, or for d.
 func (s *Spool) wait(d time.Duration) {
 	ch := s.changed
+	s.waiting++
 	s.mu.Unlock()
-	defer s.mu.Lock()
+	defer func() {
+		s.mu.Lock()
+		s.waiting--
+	}()
 	var timer <-chan time.Time
 	if d > 0 {
 		t := time.NewTimer(d)
@@ -221,6 +226,13 @@ func (s *Spool) write(stream byte, data []byte) error {
 	g.end += int64(len(data))
 	s.end = g.end
 	return nil
+}
+
+// Waiting reports whether an Append waits for room or for the disk.
+func (s *Spool) Waiting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting > 0
 }
 
 // Ack says that clients have everything below offset.

@@ -61,9 +61,16 @@ const (
 	Ping     Type = 'p'
 )
 
-// Hello is what agentd sends to the shim before it splices: the session's own
-// token. A client's Hello is refused.
-const Hello Type = 'H'
+// Frames between agentd and the shim alone. Hello carries the session's own
+// token and comes before anything is spliced; a client's is refused. After a
+// Hello in place of an Attach, Query is answered by Info and Signal by Done or
+// Error.
+const (
+	Hello Type = 'H'
+	Query Type = 'q'
+	Info  Type = 'I'
+	Done  Type = 'd'
+)
 
 // Frames that a shim sends.
 const (
@@ -108,6 +115,23 @@ type AttachedAnswer struct {
 	End     int64  `json:"end"`    // one past the last byte so far
 	Stdin   int64  `json:"stdin"`  // what was taken of this writer's input
 	PTY     bool   `json:"pty,omitempty"`
+	Input   bool   `json:"input,omitempty"` // the command reads what clients send
+}
+
+// InfoAnswer is the payload of Info.
+type InfoAnswer struct {
+	State   string `json:"state"`
+	PID     int    `json:"pid"`
+	Clients int    `json:"clients"`
+	Oldest  int64  `json:"oldest"`
+	End     int64  `json:"end"`
+	Lost    int64  `json:"lost"`
+}
+
+// ErrorDetail is the payload of Error.
+type ErrorDetail struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
 }
 
 // ExitStatus is the payload of Exit.

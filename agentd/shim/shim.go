@@ -1,0 +1,275 @@
+package shim
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"fleet.example/fleet/agentd/spool"
+	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/frame"
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+)
+
+// drainIdle is how long the shim of an ended session waits for an attached
+// client that takes nothing. agentd serves the rest from the spool.
+const drainIdle = 30 * time.Second
+
+// shim is the state that connections share.
+type shim struct {
+	cfg    *Config
+	digest secret.Digest
+	spool  *spool.Spool
+	cmd    *command // nil: it could not be started
+	input  *input
+
+	mu      sync.Mutex
+	conns   map[*conn]struct{}
+	exit    *frame.ExitStatus
+	exited  chan struct{} // closed when exit is set
+	touched atomic.Int64  // when a client last took something, Unix nanoseconds
+
+	sock   sync.Mutex // guards listening again
+	listen net.Listener
+	wg     sync.WaitGroup
+}
+
+// Main is the whole program. It returns the process's exit code.
+func Main() int {
+	debug.SetGCPercent(40)
+	debug.SetMemoryLimit(16 << 20)
+	ready := os.NewFile(ReadyFD, "ready")
+	s, err := setUp(os.Stdin)
+	if err != nil {
+		fmt.Fprintf(ready, "-%s", err)
+		return 1
+	}
+	s.startCommand()
+	if _, err := ready.Write([]byte{'+'}); err == nil {
+		ready.Close()
+	}
+	s.run()
+	return 0
+}
+
+// setUp takes the lock, makes the spool and listens.
+func setUp(stdin io.Reader) (*shim, error) {
+	cfg, err := readConfig(stdin)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read configuration: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(cfg.Dir, LockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open lock: %w", err)
+	}
+	if err := takeLock(lock); err != nil {
+		return nil, fmt.Errorf("cannot lock session: %w", err)
+	}
+	keepOpen = lock
+	if _, err := fmt.Fprintf(lock, "%d\n", os.Getpid()); err != nil {
+		return nil, fmt.Errorf("cannot write lock: %w", err)
+	}
+	sp, err := spool.Create(filepath.Join(cfg.Dir, SpoolDir), cfg.Limit, cfg.Drop)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make spool: %w", err)
+	}
+	s := &shim{cfg: cfg, digest: secret.Of(cfg.Token).Digest(), spool: sp,
+		conns: map[*conn]struct{}{}, exited: make(chan struct{})}
+	cfg.Token = ""
+	if err := s.bind(); err != nil {
+		return nil, fmt.Errorf("cannot listen: %w", err)
+	}
+	syscall.Umask(cfg.Umask) // the command's; files of the shim's own have explicit modes
+	return s, nil
+}
+
+// keepOpen holds the lock's descriptor until the process ends.
+var keepOpen *os.File
+
+// bind listens on the socket, replacing what stands there: the lock says that
+// nobody else may.
+func (s *shim) bind() error {
+	s.sock.Lock()
+	defer s.sock.Unlock()
+	os.Remove(s.cfg.Socket)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.cfg.Socket, Net: "unix"})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(s.cfg.Socket, 0o600); err != nil {
+		l.Close()
+		return err
+	}
+	if s.listen != nil {
+		s.listen.Close()
+	}
+	s.listen = l
+	s.wg.Go(func() { s.accept(l) })
+	return nil
+}
+
+func (s *shim) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ne, ok := err.(interface{ Temporary() bool }); ok && ne.Temporary() {
+				time.Sleep(50 * time.Millisecond) // out of descriptors: the next may succeed
+				continue
+			}
+			return
+		}
+		s.serve(c)
+	}
+}
+
+// startCommand starts the command, or records why it did not start.
+func (s *shim) startCommand() {
+	cmd, err := start(s.cfg)
+	s.cfg.Env = nil // it may carry what should not stay in memory
+	if err != nil {
+		e := startError(err)
+		e.At = wire.Time{Time: time.Now()}
+		s.spool.Close()
+		s.finish(e)
+		return
+	}
+	s.cmd = cmd
+	s.input = newInput(cmd.stdin, cmd.tty != nil)
+}
+
+// run lives until the command has ended and every client has what it wants.
+func (s *shim) run() {
+	again := make(chan os.Signal, 1)
+	// HUP asks for the socket to be made again, when something removed it. The
+	// other signals are not for the shim: the command gets its own. A handler,
+	// unlike SIG_IGN, is not inherited by the command.
+	signal.Notify(again, syscall.SIGHUP)
+	others := make(chan os.Signal, 1)
+	signal.Notify(others, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGTSTP)
+	ended := make(chan struct{})
+	if s.cmd != nil {
+		s.wg.Go(func() {
+			defer close(ended)
+			s.supervise()
+		})
+	} else {
+		close(ended)
+	}
+	for running := true; running; {
+		select {
+		case <-again:
+			s.bind()
+		case <-others:
+		case <-ended:
+			running = false
+		}
+	}
+	s.drain()
+	s.listen.Close()
+	os.Remove(s.cfg.Socket)
+	s.mu.Lock()
+	for c := range s.conns {
+		c.nc.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+// supervise follows the command to its end and records it.
+func (s *shim) supervise() {
+	var beat atomic.Int64
+	pumps := s.cmd.pump(s.spool, func() { beat.Store(time.Now().UnixNano()) })
+	s.wg.Go(s.input.run)
+	read := make(chan struct{})
+	s.wg.Go(func() {
+		pumps.Wait()
+		close(read)
+	})
+	exit := s.cmd.wait()
+	s.input.close()
+	limit := time.After(maxAfterExit)
+	beat.Store(time.Now().UnixNano())
+	tick := time.NewTicker(idleAfterExit / 4)
+	defer tick.Stop()
+	for open := true; open; {
+		select {
+		case <-read:
+			open = false
+		case <-tick.C:
+			// A command that waits for room in the spool is not silent.
+			idle := time.Since(time.Unix(0, beat.Load())) > idleAfterExit
+			if idle && !s.spool.Waiting() {
+				open = false
+			}
+		case <-limit:
+			open = s.spool.Waiting()
+			limit = time.After(idleAfterExit)
+		}
+	}
+	s.cmd.closeOutputs()
+	s.spool.Close()
+	s.finish(exit)
+}
+
+// finish tells the clients and writes the exit record. While the disk takes no
+// record the shim stays and answers from memory.
+func (s *shim) finish(e wire.SessionExit) {
+	st, _ := s.spool.State()
+	record := Exit{End: st.End, Lost: st.Lost, SessionExit: e}
+	b, err := json.Marshal(record)
+	if err != nil {
+		panic(err) // numbers and strings only
+	}
+	s.mu.Lock()
+	s.exit = &frame.ExitStatus{End: st.End, SessionExit: e}
+	s.mu.Unlock()
+	close(s.exited)
+	for gap := 100 * time.Millisecond; durable.WriteFile(filepath.Join(s.cfg.Dir, ExitFile), b, 0o600) != nil; gap = min(2*gap, 30*time.Second) {
+		time.Sleep(gap)
+	}
+}
+
+// drain waits until no client is left, or none of them takes anything.
+func (s *shim) drain() {
+	s.touched.Store(time.Now().UnixNano())
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for range tick.C {
+		s.mu.Lock()
+		n := len(s.conns)
+		s.mu.Unlock()
+		if n == 0 || time.Since(time.Unix(0, s.touched.Load())) > drainIdle {
+			return
+		}
+	}
+}
+
+func (s *shim) info() frame.InfoAnswer {
+	st, _ := s.spool.State()
+	i := frame.InfoAnswer{State: wire.SessionRunning, Oldest: st.Oldest, End: st.End, Lost: st.Lost}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.exit != nil {
+		i.State = wire.SessionExited
+	}
+	if s.cmd != nil {
+		i.PID = s.cmd.cmd.Process.Pid
+	}
+	for c := range s.conns {
+		if c.attached.Load() {
+			i.Clients++
+		}
+	}
+	return i
+}
