@@ -1,0 +1,295 @@
+package planed
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/admin"
+	"fleet.example/fleet/planed/ca"
+	"fleet.example/fleet/planed/datadir"
+	"fleet.example/fleet/planed/store"
+	"fleet.example/fleet/planed/store/bolt"
+)
+
+// Status is part of admin.Service.
+func (s *server) Status(ctx context.Context) (admin.Status, error) {
+	st := s.store.Stats()
+	head, err := s.store.AuditHead(ctx)
+	if err != nil {
+		return admin.Status{}, err
+	}
+	o := s.opts
+	out := admin.Status{
+		Schema: admin.SchemaStatus, URL: o.Plane.URL, Version: o.Version, PID: os.Getpid(),
+		StartedAt: wire.Time{Time: s.started},
+		IntervalS: o.Policy.Interval.Seconds(), MinGapS: o.Policy.MinGap().Seconds(), TestFloorS: o.Policy.TestFloor.Seconds(),
+		Machines: st.Machines, Tombstones: st.Tombstones, Persons: st.Persons, Tokens: st.Tokens,
+		Connections: s.conns.Load(), Keep: o.KeepConnections,
+		StoreBytes: st.SizeBytes, StoreQueued: st.Queued, StoreError: st.WriteError, StoreFlushed: wire.TimeOf(st.LastFlush),
+		AuditHead: head,
+	}
+	if _, own := s.certs.(*ca.Server); own {
+		out.CAPin = o.Plane.CAPin
+	}
+	if c, err := s.certs.Certificate(); err == nil && c.Leaf != nil {
+		out.LeafExpires = wire.TimeOf(c.Leaf.NotAfter)
+	}
+	if s.sink != nil {
+		if err := s.sink.Err(); err != nil {
+			out.AuditSink = err.Error()
+		}
+	}
+	return out, nil
+}
+
+// Check is part of admin.Service.
+func (s *server) Check(ctx context.Context) (admin.Report, error) { return verify(ctx, s.store) }
+
+func verify(ctx context.Context, st store.Maintenance) (admin.Report, error) {
+	problems, err := st.Verify(ctx)
+	if err != nil {
+		return admin.Report{}, err
+	}
+	if problems == nil {
+		problems = []string{}
+	}
+	return admin.Report{Schema: admin.SchemaReport, OK: len(problems) == 0, Problems: problems}, nil
+}
+
+// Backup is part of admin.Service.
+func (s *server) Backup(ctx context.Context, w io.Writer) error { return s.store.Backup(ctx, w) }
+
+// RecoverOwner is part of admin.Service.
+func (s *server) RecoverOwner(ctx context.Context, owner string) (admin.Recovered, error) {
+	s.opts.Log.Warn("an owner is recovered", "owner", owner)
+	return recoverOwner(ctx, s.store, s.opts.Dir, owner)
+}
+
+func recoverOwner(ctx context.Context, st store.Principals, dir, owner string) (admin.Recovered, error) {
+	if err := wire.CheckName(owner); err != nil {
+		return admin.Recovered{}, err
+	}
+	file, err := datadir.InviteOwner(ctx, st, dir, owner, "local:recover-owner", time.Now())
+	return admin.Recovered{Schema: admin.SchemaRecovered, Owner: owner, InviteFile: file}, err
+}
+
+// offline is admin.Service over a store that no plane has open.
+type offline struct {
+	dir   string
+	store *bolt.Store
+}
+
+func (o offline) Check(ctx context.Context) (admin.Report, error) { return verify(ctx, o.store) }
+func (o offline) Backup(ctx context.Context, w io.Writer) error   { return o.store.Backup(ctx, w) }
+func (o offline) RecoverOwner(ctx context.Context, owner string) (admin.Recovered, error) {
+	return recoverOwner(ctx, o.store, o.dir, owner)
+}
+
+// maintainer is what works with and without a running plane.
+type maintainer interface {
+	Check(ctx context.Context) (admin.Report, error)
+	Backup(ctx context.Context, w io.Writer) error
+	RecoverOwner(ctx context.Context, owner string) (admin.Recovered, error)
+}
+
+// maintain runs f with the running plane or, if there is none, with the store
+// itself.
+func maintain(c *command.Call, f func(dir string, p datadir.Plane, m maintainer) error) error {
+	dir, err := dataDir(c)
+	if err != nil {
+		return err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	p, err := datadir.Open(dir)
+	if err != nil {
+		return err
+	}
+	client, err := running(dir)
+	if err != nil {
+		return err
+	}
+	if client != nil {
+		return f(dir, p, client)
+	}
+	st, err := bolt.Open(filepath.Join(dir, datadir.FileStore), bolt.Options{Offline: true})
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	return f(dir, p, offline{dir, st})
+}
+
+func statusCommand() *command.Command {
+	return &command.Command{
+		Name: "status", Summary: "how the running plane is",
+		Flags: append(command.JSONFlags(false), dataFlag()),
+		Run: func(ctx context.Context, c *command.Call) error {
+			dir, err := dataDir(c)
+			if err != nil {
+				return err
+			}
+			p, err := datadir.Open(dir)
+			if err != nil {
+				return err
+			}
+			client, err := running(dir)
+			if err != nil {
+				return err
+			}
+			if client == nil {
+				return fault.New(fault.Unreachable, "not_running", "the plane %s is not running", p.URL).
+					WithHint("planed serve --data %s starts it", dir)
+			}
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			s, err := client.Status(ctx)
+			if err != nil {
+				return err
+			}
+			if c.WantsJSON() {
+				return c.Print(s)
+			}
+			return printStatus(c.Stdout, s)
+		},
+	}
+}
+
+func printStatus(out io.Writer, s admin.Status) error {
+	w := bufio.NewWriter(out)
+	line := func(k, format string, args ...any) { fmt.Fprintf(w, "%-12s %s\n", k, fmt.Sprintf(format, args...)) }
+	line("url", "%s", s.URL)
+	line("version", "%s, pid %d, since %s", s.Version, s.PID, s.StartedAt)
+	if s.CAPin != "" {
+		line("ca_pin", "%s", s.CAPin)
+	}
+	line("machines", "%d, %d deleted", s.Machines, s.Tombstones)
+	line("principals", "%d persons, %d tokens", s.Persons, s.Tokens)
+	line("interval", "%gs, floor %gs", s.IntervalS, s.MinGapS)
+	if s.TestFloorS > 0 {
+		line("test_floor", "%gs: for labs only", s.TestFloorS)
+	}
+	line("connections", "%d open, %d kept at most", s.Connections, s.Keep)
+	line("store", "%.1f MiB, %d operations wait", float64(s.StoreBytes)/(1<<20), s.StoreQueued)
+	if s.StoreError != "" {
+		line("store_error", "%s", s.StoreError)
+	}
+	line("audit", "entry %d, %s", s.AuditHead.Seq, s.AuditHead.Hash)
+	if s.AuditSink != "" {
+		line("audit_sink", "%s", s.AuditSink)
+	}
+	return w.Flush()
+}
+
+func checkCommand() *command.Command {
+	return &command.Command{
+		Name: "check", Summary: "verify the store and the audit chain",
+		Flags: append(command.JSONFlags(false), dataFlag()),
+		Run: func(ctx context.Context, c *command.Call) error {
+			return maintain(c, func(_ string, _ datadir.Plane, m maintainer) error {
+				r, err := m.Check(ctx)
+				if err != nil {
+					return err
+				}
+				if c.WantsJSON() {
+					if err := c.Print(r); err != nil {
+						return err
+					}
+				} else {
+					for _, p := range r.Problems {
+						fmt.Fprintln(c.Stdout, p)
+					}
+				}
+				if !r.OK {
+					return fault.New(fault.Failure, "inconsistent", "the store is not consistent: %d problems", len(r.Problems)).
+						WithHint("stop the plane and restore a backup")
+				}
+				if !c.WantsJSON() {
+					c.Notef("the store and the audit chain are consistent")
+				}
+				return nil
+			})
+		},
+	}
+}
+
+func backupCommand() *command.Command {
+	return &command.Command{
+		Name: "backup", Args: "FILE", Summary: "copy the store, consistent as of now, to FILE (mode 0600)", Min: 1, Max: 1,
+		Help:  "FILE must not exist yet. The certificates and keys in the data directory are not part of it.",
+		Flags: []cli.Flag{dataFlag()},
+		Run: func(ctx context.Context, c *command.Call) error {
+			return maintain(c, func(_ string, _ datadir.Plane, m maintainer) error {
+				return backup(ctx, c.Arg(0), m)
+			})
+		},
+	}
+}
+
+// backup writes beside the file, and gives it its name when it is whole.
+func backup(ctx context.Context, file string, m maintainer) (err error) {
+	if _, err := os.Lstat(file); err == nil {
+		return fault.New(fault.Refused, wire.CodeConflict, "%s is there already; a backup overwrites nothing", file)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // 0600
+	if err != nil {
+		return fmt.Errorf("cannot write the backup: %w", err)
+	}
+	defer os.Remove(tmp.Name())
+	defer tmp.Close()
+	if err := m.Backup(ctx, tmp); err != nil {
+		return fmt.Errorf("cannot write the backup: %w", err)
+	}
+	if err := tmp.Sync(); err != nil {
+		return fmt.Errorf("cannot write the backup: %w", err)
+	}
+	if err := os.Link(tmp.Name(), file); err != nil {
+		return fmt.Errorf("cannot write the backup: %w", err)
+	}
+	return durable.SyncDir(filepath.Dir(file))
+}
+
+func recoverCommand() *command.Command {
+	return &command.Command{
+		Name: "recover-owner", Summary: "make a new owner's invitation, when every owner's key is lost",
+		Help: "The invitation is written to owner.invite in the data directory (mode 0600), works once\n" +
+			"and for seven days, and is in the audit log.",
+		Flags: append(command.JSONFlags(false), dataFlag(),
+			&cli.StringFlag{Name: "owner", Usage: "the owner's `NAME` (default: the one given to init)"}),
+		Run: func(ctx context.Context, c *command.Call) error {
+			return maintain(c, func(_ string, p datadir.Plane, m maintainer) error {
+				owner := c.String("owner")
+				if owner == "" {
+					owner = p.Owner
+				}
+				if err := wire.CheckName(owner); err != nil {
+					return fault.Usagef("--owner: %s", err)
+				}
+				r, err := m.RecoverOwner(ctx, owner)
+				if err != nil {
+					return err
+				}
+				if c.WantsJSON() {
+					return c.Print(r)
+				}
+				fmt.Fprintln(c.Stdout, r.InviteFile)
+				c.Notef("Log in: fleet login %s --ca-pin %s --invite-file %s", p.URL, p.CAPin, r.InviteFile)
+				return nil
+			})
+		},
+	}
+}
+
+var _ admin.Service = (*server)(nil)

@@ -1,0 +1,144 @@
+package planed
+
+import (
+	"context"
+	"net"
+	"net/url"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/urfave/cli/v2"
+
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/planed/datadir"
+	"fleet.example/fleet/planed/machine"
+)
+
+func serveCommand(version string) *command.Command {
+	return &command.Command{
+		Name:    "serve",
+		Summary: "serve the plane",
+		Help: "SIGTERM and SIGINT finish what is under way and exit. SIGHUP reads the certificate again.\n" +
+			"Under systemd use Type=notify; the watchdog is served.",
+		Flags: []cli.Flag{dataFlag(),
+			&cli.StringFlag{Name: "listen", Usage: "serve on `ADDR` (default: every address, the URL's port)"},
+			&cli.StringFlag{Name: "metrics-listen", Usage: "serve /metrics on the loopback `ADDR`"},
+			command.DurationFlag("check-interval", "machines check every `D`", 30*time.Second),
+			&cli.StringFlag{Name: "tls-cert", Usage: "present the certificate chain in `FILE` instead of the plane's own"},
+			&cli.StringFlag{Name: "tls-key", Usage: "with its key in `FILE`"},
+			&cli.Int64Flag{Name: "keep-connections", Value: 8192, Usage: "keep at most `N` connections open between requests"},
+			&cli.StringFlag{Name: "audit-sink", Usage: "copy the audit log to `FILE`, or to syslog"},
+			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
+			&cli.BoolFlag{Name: "log-json", Usage: "log JSON Lines"},
+			command.DurationFlag("test-floor", "for labs only: lower the 10 s floor between two checks to `D`", 0),
+		},
+		Run: func(ctx context.Context, c *command.Call) error {
+			o, err := serveOptions(c, version)
+			if err != nil {
+				return err
+			}
+			return runServe(ctx, o)
+		},
+	}
+}
+
+type serveOpts struct {
+	Dir             string
+	Plane           datadir.Plane
+	Listen          string
+	MetricsListen   string
+	Policy          machine.Policy
+	CertFile        string
+	KeyFile         string
+	KeepConnections int64
+	AuditSink       string
+	Version         string
+	Log             hclog.Logger
+}
+
+func serveOptions(c *command.Call, version string) (*serveOpts, error) {
+	dir, err := dataDir(c)
+	if err != nil {
+		return nil, err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	o := &serveOpts{
+		Dir: dir, Listen: c.String("listen"), MetricsListen: c.String("metrics-listen"),
+		Policy:   machine.Policy{Interval: c.Span("check-interval"), TestFloor: c.Span("test-floor")},
+		CertFile: c.String("tls-cert"), KeyFile: c.String("tls-key"),
+		KeepConnections: c.Int64("keep-connections"), AuditSink: c.String("audit-sink"), Version: version,
+	}
+	if (o.CertFile == "") != (o.KeyFile == "") {
+		return nil, fault.Usagef("--tls-cert and --tls-key go together")
+	}
+	if o.Policy.TestFloor > machine.Floor {
+		return nil, fault.Usagef("--test-floor lowers the floor of %s, %s does not", machine.Floor, o.Policy.TestFloor)
+	}
+	if o.Policy.Interval < o.Policy.MinGap() {
+		return nil, fault.Usagef("--check-interval %s is below the floor of %s", o.Policy.Interval, o.Policy.MinGap())
+	}
+	if o.KeepConnections < 0 {
+		return nil, fault.Usagef("--keep-connections is a number of connections")
+	}
+	if o.MetricsListen != "" {
+		if err := loopback(o.MetricsListen); err != nil {
+			return nil, err
+		}
+	}
+	level := hclog.LevelFromString(c.String("log-level"))
+	if level == hclog.NoLevel {
+		return nil, fault.Usagef("--log-level is debug, info, warn or error, not %q", c.String("log-level"))
+	}
+	o.Log = hclog.New(&hclog.LoggerOptions{Name: "planed", Level: level, Output: c.Stderr, JSONFormat: c.Bool("log-json"), DisableTime: underJournal(c)})
+	if o.Plane, err = datadir.Open(dir); err != nil {
+		return nil, err
+	}
+	if o.Listen == "" {
+		o.Listen = listenAddr(o.Plane.URL)
+	}
+	return o, nil
+}
+
+// underJournal: the journal has the time already.
+func underJournal(c *command.Call) bool { return c.Getenv("JOURNAL_STREAM") != "" }
+
+// listenAddr is every address at the URL's port.
+func listenAddr(plane string) string {
+	port := "443"
+	if u, err := url.Parse(plane); err == nil && u.Port() != "" {
+		port = u.Port()
+	}
+	return net.JoinHostPort("", port)
+}
+
+func loopback(addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fault.Usagef("--metrics-listen: %s", err)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return fault.Usagef("--metrics-listen: %s is not a loopback address", addr)
+	}
+	return nil
+}
+
+func runServe(ctx context.Context, o *serveOpts) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+
+	s, err := start(o)
+	if err != nil {
+		return err
+	}
+	return s.run(ctx, hup)
+}

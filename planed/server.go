@@ -1,0 +1,287 @@
+package planed
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/addrfree"
+	"fleet.example/fleet/planed/admin"
+	"fleet.example/fleet/planed/api"
+	"fleet.example/fleet/planed/audit"
+	"fleet.example/fleet/planed/ca"
+	"fleet.example/fleet/planed/datadir"
+	"fleet.example/fleet/planed/store"
+	"fleet.example/fleet/planed/store/bolt"
+)
+
+const (
+	drainFor   = 20 * time.Second
+	maxHeaders = 16 << 10
+)
+
+// server is a running plane.
+type server struct {
+	opts    *serveOpts
+	store   *bolt.Store
+	api     *api.API
+	certs   certificates
+	sink    *audit.Sink
+	started time.Time
+	conns   atomic.Int64
+
+	public  *http.Server
+	admin   *http.Server
+	metrics *http.Server // nil without --metrics-listen
+
+	listeners []net.Listener // public, admin, metrics
+	ended     chan error     // what a listener's server returned before its time
+	wg        sync.WaitGroup
+}
+
+// certificates presents the server's chain.
+type certificates interface {
+	Certificate() (*tls.Certificate, error)
+}
+
+// fileCert is --tls-cert and --tls-key.
+type fileCert struct {
+	certFile, keyFile string
+	current           atomic.Pointer[tls.Certificate]
+}
+
+func (f *fileCert) load() error {
+	c, err := tls.LoadX509KeyPair(f.certFile, f.keyFile)
+	if err != nil {
+		return fmt.Errorf("cannot read the certificate: %w", err)
+	}
+	f.current.Store(&c)
+	return nil
+}
+
+func (f *fileCert) Certificate() (*tls.Certificate, error) { return f.current.Load(), nil }
+
+// start opens everything and begins to serve. On an error nothing is left open.
+func start(o *serveOpts) (_ *server, err error) {
+	s := &server{opts: o, started: time.Now(), ended: make(chan error, 3)}
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, l := range s.listeners {
+			l.Close()
+		}
+		if s.store != nil {
+			s.store.Close()
+		}
+	}()
+	if s.store, err = bolt.Open(filepath.Join(o.Dir, datadir.FileStore), bolt.Options{}); err != nil {
+		return nil, err
+	}
+	// The store's lock makes the directory ours.
+	if err = durable.Sweep(o.Dir); err != nil {
+		return nil, err
+	}
+	if s.certs, err = openCertificates(o); err != nil {
+		return nil, err
+	}
+	if o.AuditSink != "" {
+		head, err := s.store.AuditHead(context.Background())
+		if err != nil {
+			return nil, err
+		}
+		if s.sink, err = audit.OpenSink(o.AuditSink, head); err != nil {
+			return nil, err
+		}
+	}
+	s.api = api.New(api.Config{
+		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now,
+		Keep: func() bool { return s.conns.Load() <= o.KeepConnections },
+	})
+	if err = s.listen(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func openCertificates(o *serveOpts) (certificates, error) {
+	if o.CertFile != "" {
+		f := &fileCert{certFile: o.CertFile, keyFile: o.KeyFile}
+		return f, f.load()
+	}
+	authority, err := datadir.Authority(o.Dir, o.Plane)
+	if err != nil {
+		return nil, err
+	}
+	_, err = authority.Certificate()
+	return authority, err
+}
+
+func (s *server) listen() error {
+	o := s.opts
+	// Every line that net/http logs names a client.
+	errorLog := log.New(addrfree.Writer{W: o.Log.StandardWriter(nil)}, "", 0)
+	idle := max(2*time.Minute, 2*o.Policy.Interval+30*time.Second)
+	s.public = &http.Server{
+		Handler:           s.api.Handler(),
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      time.Minute,
+		IdleTimeout:       idle,
+		MaxHeaderBytes:    maxHeaders,
+		ErrorLog:          errorLog,
+		ConnState:         s.count,
+		TLSConfig: &tls.Config{
+			MinVersion:     tls.VersionTLS13,
+			NextProtos:     []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certs.Certificate() },
+		},
+	}
+	l, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return fmt.Errorf("cannot listen: %w", err)
+	}
+	s.listeners = append(s.listeners, l)
+
+	s.admin = &http.Server{Handler: admin.Handler(s), ReadHeaderTimeout: 10 * time.Second, ErrorLog: errorLog, MaxHeaderBytes: maxHeaders}
+	a, err := admin.Listen(o.Dir, datadir.FileSocket)
+	if err != nil {
+		return err
+	}
+	s.listeners = append(s.listeners, a)
+
+	if o.MetricsListen != "" {
+		s.metrics = &http.Server{Handler: s.api.MetricsHandler(), ReadHeaderTimeout: 10 * time.Second,
+			WriteTimeout: 30 * time.Second, ErrorLog: errorLog, MaxHeaderBytes: maxHeaders}
+		m, err := net.Listen("tcp", o.MetricsListen)
+		if err != nil {
+			return fmt.Errorf("cannot listen for metrics: %w", err)
+		}
+		s.listeners = append(s.listeners, m)
+	}
+	return nil
+}
+
+// count follows how many connections are open.
+func (s *server) count(_ net.Conn, st http.ConnState) {
+	switch st {
+	case http.StateNew:
+		s.conns.Add(1)
+	case http.StateClosed, http.StateHijacked:
+		s.conns.Add(-1)
+	}
+}
+
+// run serves until ctx ends or a listener fails, then drains.
+func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
+	o := s.opts
+	work, endWork := context.WithCancel(context.Background())
+	s.serve(func() error { return s.public.ServeTLS(s.listeners[0], "", "") })
+	s.serve(func() error { return s.admin.Serve(s.listeners[1]) })
+	if s.metrics != nil {
+		s.serve(func() error { return s.metrics.Serve(s.listeners[2]) })
+	}
+	if s.sink != nil {
+		s.wg.Go(func() { s.sink.Run(work, auditSource{s.store}) })
+	}
+	if o.Policy.TestFloor > 0 {
+		o.Log.Warn("for labs only: the floor between checks is lowered", "test_floor", o.Policy.TestFloor.String())
+	}
+	o.Log.Info("serving", "url", o.Plane.URL, "version", o.Version, "machines", s.store.Stats().Machines)
+	daemon.SdNotify(false, daemon.SdNotifyReady)
+
+	err := s.attend(ctx, hup)
+
+	daemon.SdNotify(false, daemon.SdNotifyStopping)
+	o.Log.Info("draining")
+	drain, cancel := context.WithTimeout(context.Background(), drainFor)
+	defer cancel()
+	for _, srv := range []*http.Server{s.public, s.admin, s.metrics} {
+		if srv == nil {
+			continue
+		}
+		if e := srv.Shutdown(drain); e != nil {
+			o.Log.Warn("some requests did not end in time", "after", drainFor.String())
+			srv.Close()
+		}
+	}
+	endWork()
+	s.wg.Wait()
+	durable.Remove(filepath.Join(o.Dir, datadir.FileSocket))
+	if e := s.store.Close(); e != nil {
+		err = errors.Join(err, fmt.Errorf("cannot close the store: %w", e))
+	}
+	o.Log.Info("stopped")
+	return err
+}
+
+func (s *server) serve(f func() error) {
+	s.wg.Go(func() {
+		if err := f(); !errors.Is(err, http.ErrServerClosed) {
+			s.ended <- err
+		}
+	})
+}
+
+// attend waits, and does what comes up meanwhile.
+func (s *server) attend(ctx context.Context, hup <-chan os.Signal) error {
+	sweep := time.NewTicker(time.Minute)
+	defer sweep.Stop()
+	var watchdog <-chan time.Time
+	if every, err := daemon.SdWatchdogEnabled(false); err == nil && every > 0 {
+		t := time.NewTicker(every / 3)
+		defer t.Stop()
+		watchdog = t.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-s.ended:
+			return fmt.Errorf("cannot serve: %s", addrfree.Scrub(err.Error()))
+		case <-hup:
+			s.reload()
+		case <-sweep.C:
+			s.api.Sweep()
+		case <-watchdog:
+			daemon.SdNotify(false, daemon.SdNotifyWatchdog)
+		}
+	}
+}
+
+// reload reads again what SIGHUP asks for. What cannot be read stays as it was.
+func (s *server) reload() {
+	f, ok := s.certs.(*fileCert)
+	if !ok {
+		return
+	}
+	if err := f.load(); err != nil {
+		s.opts.Log.Error("keeping the certificate in use", "error", err.Error())
+		return
+	}
+	s.opts.Log.Info("certificate read again")
+}
+
+// auditSource lets a sink follow the store.
+type auditSource struct{ st store.Auditor }
+
+func (a auditSource) After(ctx context.Context, seq uint64) ([]wire.AuditEntry, <-chan struct{}, error) {
+	changed := a.st.AuditChanged() // first: an append after the reading must wake
+	doc, err := a.st.Audit(ctx, store.AuditFilter{After: seq, Limit: 200})
+	return doc.Entries, changed, err
+}
+
+var _ certificates = (*ca.Server)(nil)
