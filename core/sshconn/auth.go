@@ -1,0 +1,201 @@
+package sshconn
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+
+	"fleet.example/fleet/core/sshconfig"
+)
+
+// maxKeys bounds how many keys are offered. OpenSSH's servers hang up after
+// six tries by default; the configured keys come first, so that a full agent
+// does not lock the right one out.
+const maxKeys = 12
+
+// auth finds the keys to offer for one destination.
+type auth struct {
+	config *sshconfig.Config
+	notef  func(string, ...any)
+	agent  agent.ExtendedAgent
+	conn   net.Conn
+
+	encrypted []string // key files that need a passphrase
+	agentErr  error
+	offered   int
+}
+
+func newAuth(c *sshconfig.Config, notef func(string, ...any)) (*auth, error) {
+	a := &auth{config: c, notef: notef}
+	if c.IdentityAgent == "" {
+		return a, nil
+	}
+	conn, err := net.DialTimeout("unix", c.IdentityAgent, 5*time.Second)
+	if err != nil {
+		a.agentErr = err
+		notef("cannot reach the ssh-agent at %s: %v", c.IdentityAgent, err)
+		return a, nil
+	}
+	a.conn, a.agent = conn, agent.NewClient(conn)
+	return a, nil
+}
+
+func (a *auth) close() {
+	if a.conn != nil {
+		a.conn.Close()
+	}
+}
+
+// signers returns the keys in the order in which they are offered: configured
+// files first, each through the agent if it holds the key; then what else the
+// agent has, unless IdentitiesOnly; then ssh's default files.
+func (a *auth) signers() ([]ssh.Signer, error) {
+	held, err := a.held()
+	if err != nil {
+		a.agentErr = err
+		a.notef("cannot list the ssh-agent's keys: %v", err)
+	}
+	var out []ssh.Signer
+	seen := map[string]bool{}
+	add := func(s ssh.Signer) {
+		k := string(s.PublicKey().Marshal())
+		if !seen[k] && len(out) < maxKeys {
+			seen[k] = true
+			out = append(out, s)
+		}
+	}
+	addFiles := func() {
+		for _, f := range a.config.IdentityFiles {
+			if s := a.file(f, held); s != nil {
+				add(s)
+			}
+		}
+	}
+	if a.config.IdentityFileSet {
+		addFiles()
+	}
+	if !a.config.IdentitiesOnly {
+		for _, s := range held {
+			add(s)
+		}
+	}
+	if !a.config.IdentityFileSet {
+		addFiles()
+	}
+	out = a.withCertificates(out)
+	a.offered = len(out)
+	return out, nil
+}
+
+func (a *auth) held() ([]ssh.Signer, error) {
+	if a.agent == nil {
+		return nil, nil
+	}
+	if err := a.conn.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return nil, err
+	}
+	return a.agent.Signers()
+}
+
+// file is the signer for an identity file: the agent's where it holds the
+// key, else the key itself.
+func (a *auth) file(path string, held []ssh.Signer) ssh.Signer {
+	pub := readPublic(path)
+	if pub != nil {
+		if s := pick(held, pub); s != nil {
+			return s
+		}
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) || a.config.IdentityFileSet {
+			a.notef("cannot read the key %s: %v", path, err)
+		}
+		return nil
+	}
+	if st, err := os.Stat(path); err == nil && st.Mode().Perm()&0o077 != 0 {
+		a.notef("the key %s is open to others (mode %04o) and is not used", path, st.Mode().Perm())
+		return nil
+	}
+	s, err := ssh.ParsePrivateKey(b)
+	var needs *ssh.PassphraseMissingError
+	switch {
+	case err == nil:
+		return s
+	case errors.As(err, &needs):
+		if needs.PublicKey != nil {
+			if s := pick(held, needs.PublicKey); s != nil {
+				return s
+			}
+		}
+		a.encrypted = append(a.encrypted, path)
+	default:
+		a.notef("cannot use the key %s: %v", path, err)
+	}
+	return nil
+}
+
+func readPublic(path string) ssh.PublicKey {
+	b, err := os.ReadFile(path + ".pub")
+	if err != nil {
+		return nil
+	}
+	pub, _, _, _, err := ssh.ParseAuthorizedKey(b)
+	if err != nil {
+		return nil
+	}
+	return pub
+}
+
+func pick(held []ssh.Signer, pub ssh.PublicKey) ssh.Signer {
+	for _, s := range held {
+		if bytes.Equal(s.PublicKey().Marshal(), pub.Marshal()) {
+			return s
+		}
+	}
+	return nil
+}
+
+// withCertificates puts a certificate signer before each key that has one,
+// from CertificateFile or FILE-cert.pub.
+func (a *auth) withCertificates(keys []ssh.Signer) []ssh.Signer {
+	files := a.config.CertificateFile
+	for _, f := range a.config.IdentityFiles {
+		files = append(files[:len(files):len(files)], f+"-cert.pub")
+	}
+	var out []ssh.Signer
+	for _, f := range files {
+		pub := readPublic(strings.TrimSuffix(f, ".pub"))
+		cert, ok := pub.(*ssh.Certificate)
+		if !ok {
+			continue
+		}
+		if s := pick(keys, cert.Key); s != nil {
+			if cs, err := ssh.NewCertSigner(cert, s); err == nil {
+				out = append(out, cs)
+			}
+		}
+	}
+	return append(out, keys...)
+}
+
+// hint says what a person can do about a refused login.
+func (a *auth) hint() string {
+	switch {
+	case len(a.encrypted) > 0:
+		return fmt.Sprintf("%s is encrypted: load this key into ssh-agent first (ssh-add %s)", a.encrypted[0], a.encrypted[0])
+	case a.offered == 0 && a.agentErr != nil:
+		return "no key to offer; the ssh-agent cannot be reached: " + a.agentErr.Error()
+	case a.offered == 0:
+		return "no key to offer: name one with -i, or load one into ssh-agent"
+	}
+	return ""
+}

@@ -1,0 +1,295 @@
+// Package sshconn is one SSH connection to a host: its authentication, its
+// host key and whether that key has been confirmed, and what fleet does over
+// it (scripts, uploads, channels to UNIX sockets).
+//
+// The invariant (R2): until a host key is confirmed, nothing leaves for the
+// host but the SSH handshake and the fixed read-only probes of Probe. Every
+// other method asks `confirmed` first, so that no caller can forget to. A key
+// that contradicts a pin ends the handshake; no method changes a pin except
+// Confirm.
+//
+// The package knows nothing of planes or machines. How bytes reach the host is
+// given to it as a function.
+package sshconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/hostkey"
+	"fleet.example/fleet/core/sshconfig"
+)
+
+// Dialer opens the byte stream that SSH is spoken over.
+type Dialer func(ctx context.Context, c *sshconfig.Config) (net.Conn, error)
+
+// Params are what a connection is made from.
+type Params struct {
+	Config *sshconfig.Config
+	Dial   Dialer
+	Pins   *hostkey.Store
+	// Notef takes what a person sees under -v. It may be nil.
+	Notef func(format string, args ...any)
+}
+
+const (
+	// dialTimeout bounds connecting where ConnectTimeout is not configured.
+	dialTimeout = 20 * time.Second
+	// handshakeTimeout bounds key exchange and authentication. A hardware key
+	// may wait for a touch.
+	handshakeTimeout = 60 * time.Second
+
+	keepaliveEvery   = 30 * time.Second
+	keepaliveTimeout = 15 * time.Second
+)
+
+// Conn is a connection to one host as one account. Its methods may be used
+// from several goroutines.
+type Conn struct {
+	Config   *sshconfig.Config
+	Place    hostkey.Place
+	Key      ssh.PublicKey // what the host presented: a key, or a certificate over one
+	Pinned   bool          // the key was pinned before this connection
+	Evidence []hostkey.Evidence
+
+	client    *ssh.Client
+	pins      *hostkey.Store
+	notef     func(string, ...any)
+	confirmed atomic.Bool
+	closed    chan struct{}
+	closing   sync.Once
+	wg        sync.WaitGroup
+
+	shellMu sync.Mutex
+	idle    *shell
+}
+
+// Dial connects, authenticates and compares the host key with the pins. A key
+// that is not pinned yet is not an error here: see Pinned and Confirm.
+func Dial(ctx context.Context, p Params) (*Conn, error) {
+	c := &Conn{Config: p.Config, pins: p.Pins, notef: p.Notef, closed: make(chan struct{}),
+		Place: hostkey.Place{Name: p.Config.HostKeyName()}}
+	if c.notef == nil {
+		c.notef = func(string, ...any) {}
+	}
+	pins, err := p.Pins.Pins(c.Place)
+	if err != nil {
+		return nil, err
+	}
+	known := hostkey.Known(p.Config.KnownHosts, c.Place.Name, "")
+	var keyErr error
+	conf := &ssh.ClientConfig{
+		User:              p.Config.User,
+		HostKeyAlgorithms: hostkey.Algorithms(pins),
+		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
+			c.Key = key
+			if c.Evidence, keyErr = hostkey.Weigh(known, c.Place.Name, key, time.Now()); keyErr != nil {
+				return keyErr
+			}
+			c.Pinned, keyErr = hostkey.Check(c.Place, pins, key)
+			return keyErr
+		},
+		ClientVersion: "SSH-2.0-fleet",
+	}
+	if len(pins) == 0 {
+		conf.HostKeyAlgorithms = hostkey.Offer(p.Config.HostKeyAlgorithms, known)
+	}
+	auth, err := newAuth(p.Config, c.notef)
+	if err != nil {
+		return nil, err
+	}
+	defer auth.close()
+	conf.Auth = []ssh.AuthMethod{ssh.PublicKeysCallback(auth.signers)}
+
+	timeout := p.Config.ConnectTimeout
+	if timeout <= 0 {
+		timeout = dialTimeout
+	}
+	dialCtx, cancel := context.WithTimeout(ctx, timeout)
+	raw, err := p.Dial(dialCtx, p.Config)
+	cancel()
+	if err != nil {
+		return nil, unreachable(p.Config, err)
+	}
+	if err := c.handshake(ctx, raw, conf, auth); err != nil {
+		raw.Close()
+		if keyErr != nil {
+			return nil, keyErr
+		}
+		return nil, err
+	}
+	c.confirmed.Store(c.Pinned)
+	c.wg.Go(c.keepalive)
+	return c, nil
+}
+
+func unreachable(c *sshconfig.Config, err error) error {
+	if f := new(fault.Error); errors.As(err, &f) {
+		return err
+	}
+	return fault.New(fault.Unreachable, "unreachable", "cannot reach %s: %w", c, err)
+}
+
+func (c *Conn) handshake(ctx context.Context, raw net.Conn, conf *ssh.ClientConfig, auth *auth) error {
+	type result struct {
+		conn  ssh.Conn
+		chans <-chan ssh.NewChannel
+		reqs  <-chan *ssh.Request
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() { // ends with the handshake, which closing raw ends
+		var r result
+		r.conn, r.chans, r.reqs, r.err = ssh.NewClientConn(raw, net.JoinHostPort(c.Config.HostName, strconv.Itoa(c.Config.Port)), conf)
+		done <- r
+	}()
+	timer := time.NewTimer(handshakeTimeout)
+	defer timer.Stop()
+	var why error
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return c.explain(r.err, auth)
+		}
+		c.client = ssh.NewClient(r.conn, r.chans, r.reqs)
+		return nil
+	case <-ctx.Done():
+		why = context.Cause(ctx)
+	case <-timer.C:
+		why = fmt.Errorf("no SSH handshake in %s", handshakeTimeout)
+	}
+	raw.Close()
+	<-done
+	if errors.Is(why, context.Canceled) {
+		return why
+	}
+	return unreachable(c.Config, why)
+}
+
+// explain gives a failed handshake its exit code, and keeps SSH's own words.
+func (c *Conn) explain(err error, auth *auth) error {
+	text := strings.TrimPrefix(err.Error(), "ssh: handshake failed: ")
+	switch {
+	case strings.Contains(text, "unable to authenticate"):
+		f := fault.New(fault.Unreachable, "auth_failed", "cannot log in to %s: %s", c.Config, text)
+		if hint := auth.hint(); hint != "" {
+			return f.WithHint("%s", hint)
+		}
+		return f
+	case strings.Contains(text, "no common algorithm for host key"):
+		return fault.New(fault.HostKey, "host_key_type", "%s: %s", c.Place, text).
+			WithHint("the host no longer has a key of the pinned type: fleet trust HOST --fingerprint SHA256:… re-pins it")
+	default:
+		return unreachable(c.Config, errors.New(text))
+	}
+}
+
+// keepalive asks the host for a sign of life, and closes the connection if
+// none comes in time. One question is under way at most.
+func (c *Conn) keepalive() {
+	tick := time.NewTicker(keepaliveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.closed:
+			return
+		case <-tick.C:
+		}
+		answered := make(chan error, 1)
+		go func() { // ends when the answer comes or the connection is closed
+			_, _, err := c.client.SendRequest("keepalive@openssh.com", true, nil)
+			answered <- err
+		}()
+		timer := time.NewTimer(keepaliveTimeout)
+		select {
+		case err := <-answered:
+			timer.Stop()
+			if err == nil {
+				continue
+			}
+		case <-timer.C:
+			c.notef("no sign of life from %s in %s, closing the connection", c.Config, keepaliveTimeout)
+		case <-c.closed:
+		}
+		timer.Stop()
+		c.client.Close()
+		<-answered
+		return
+	}
+}
+
+// Close ends the connection and waits for what it started.
+func (c *Conn) Close() error {
+	var err error
+	c.closing.Do(func() {
+		close(c.closed)
+		err = c.client.Close()
+	})
+	c.wg.Wait()
+	return err
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} {
+	done := make(chan struct{})
+	go func() { // ends with the connection, which Close ends
+		c.client.Wait()
+		close(done)
+	}()
+	return done
+}
+
+// Confirm records that a person confirmed the host's key, in the way given,
+// and opens the connection for use.
+func (c *Conn) Confirm(ctx context.Context, by string) error {
+	if err := c.pins.Set(ctx, c.Place, hostkey.Plain(c.Key), by); err != nil {
+		return err
+	}
+	c.confirmed.Store(true)
+	return nil
+}
+
+// ErrUnconfirmed is returned by everything but Probe until the key is confirmed.
+func (c *Conn) checkConfirmed() error {
+	if c.confirmed.Load() {
+		return nil
+	}
+	return Unconfirmed(c)
+}
+
+// Unconfirmed is the error for a host key that nobody confirmed.
+func Unconfirmed(c *Conn) error {
+	f := fault.New(fault.HostKey, "host_key_unknown", "host key unknown: %s: got %s", c.Place, hostkey.Describe(c.Key))
+	return f.WithHint("compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_%s_key.pub there), then give it:\n--fingerprint %s",
+		shortType(hostkey.Plain(c.Key).Type()), ssh.FingerprintSHA256(hostkey.Plain(c.Key)))
+}
+
+func shortType(t string) string {
+	switch {
+	case t == ssh.KeyAlgoED25519:
+		return "ed25519"
+	case t == ssh.KeyAlgoRSA:
+		return "rsa"
+	case strings.HasPrefix(t, "ecdsa-"):
+		return "ecdsa"
+	}
+	return "*"
+}
+
+// DialUnix opens a channel to a UNIX socket on the host.
+func (c *Conn) DialUnix(ctx context.Context, path string) (net.Conn, error) {
+	if err := c.checkConfirmed(); err != nil {
+		return nil, err
+	}
+	return c.client.DialContext(ctx, "unix", path)
+}

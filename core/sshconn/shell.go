@@ -1,0 +1,258 @@
+package sshconn
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"fleet.example/fleet/core/fault"
+)
+
+// shell is a POSIX sh at the other end of a channel, which reads scripts with
+// their length in front and runs one after the other.
+type shell struct {
+	session *ssh.Session
+	in      io.WriteCloser
+	out     *bufio.Reader
+	stderr  tail
+	cut     *io.PipeReader
+	closing sync.Once
+}
+
+// command starts the shell. It holds nothing that a login shell could take
+// for its own: no exclamation mark, no line break, no single quote inside.
+const command = `sh -c 'printf "%%s\n" %s; while IFS= read -r n; do s=$(dd bs=1 count="$n" 2>/dev/null) || exit 1; eval "$s"; done'`
+
+func mark() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return "fleet-" + hex.EncodeToString(b[:])
+}
+
+// close ends the shell and whoever waits for it. A server closes its end of a
+// channel only when the program has ended, so the program is asked to end, and
+// readers here do not wait for it.
+func (sh *shell) close() {
+	sh.closing.Do(func() {
+		sh.session.Signal(ssh.SIGTERM)
+		sh.session.Close()
+		if sh.cut != nil {
+			sh.cut.CloseWithError(errClosed)
+		}
+		sh.stderr.end()
+	})
+}
+
+var errClosed = errors.New("the channel was closed here")
+
+// takeShell returns the connection's idle shell, or a new one.
+func (c *Conn) takeShell(ctx context.Context) (*shell, error) {
+	c.shellMu.Lock()
+	sh := c.idle
+	c.idle = nil
+	c.shellMu.Unlock()
+	if sh != nil {
+		return sh, nil
+	}
+	return c.openShell(ctx)
+}
+
+// putShell keeps the shell for the next script, unless one is kept already.
+func (c *Conn) putShell(sh *shell) {
+	c.shellMu.Lock()
+	defer c.shellMu.Unlock()
+	if c.idle == nil {
+		c.idle = sh
+		return
+	}
+	sh.close()
+}
+
+// openShell opens a channel and waits for sh to be the one that reads.
+func (c *Conn) openShell(ctx context.Context) (*shell, error) {
+	session, err := c.client.NewSession()
+	if err != nil {
+		return nil, fault.New(fault.Unreachable, "ssh", "cannot open a channel to %s: %w", c.Config, err)
+	}
+	sh := &shell{session: session}
+	sh.stderr.cond = sync.NewCond(&sh.stderr.mu)
+	stop := context.AfterFunc(ctx, sh.close)
+	defer stop()
+	ready := mark()
+	session.Stderr = &sh.stderr
+	sh.in, err = session.StdinPipe()
+	if err == nil {
+		var out io.Reader
+		if out, err = session.StdoutPipe(); err == nil {
+			r, w := io.Pipe()
+			go func() { // ends with the channel, or with the connection
+				_, err := io.Copy(w, out)
+				w.CloseWithError(err)
+			}()
+			sh.cut, sh.out = r, bufio.NewReaderSize(r, 64<<10)
+			err = session.Start(fmt.Sprintf(command, ready))
+		}
+	}
+	if err == nil {
+		err = sh.until(ready)
+	}
+	if err != nil {
+		sh.close()
+		return nil, c.lost(ctx, err, sh)
+	}
+	return sh, nil
+}
+
+// send starts a script and waits until it runs. It returns the mark at which
+// the script's output ends.
+func (sh *shell) send(body string, args []string) (end string, err error) {
+	begin, end := mark(), mark()
+	var b strings.Builder
+	b.WriteString("set --")
+	for _, a := range args {
+		b.WriteByte(' ')
+		b.WriteString(Quote(a))
+	}
+	fmt.Fprintf(&b, "\nprintf '%%s\\n' %s\n%s\nr=$?\nprintf '\\n%s\\n' >&2\nprintf '\\n%s %%s\\n' \"$r\"\n", begin, body, end, end)
+	if _, err := fmt.Fprintf(sh.in, "%d\n%s", b.Len(), b.String()); err != nil {
+		return "", err
+	}
+	return end, sh.until(begin)
+}
+
+// until reads lines up to and including the one that ends in the mark.
+func (sh *shell) until(mark string) error {
+	read := 0
+	for {
+		line, err := sh.out.ReadSlice('\n')
+		read += len(line)
+		if strings.HasSuffix(strings.TrimRight(string(line), "\r\n"), mark) {
+			return nil
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			err = nil
+		}
+		if errors.Is(err, io.EOF) {
+			return errors.New("the host closed the channel before sh was there")
+		}
+		if err != nil {
+			return err
+		}
+		if read > maxNoise {
+			return errors.New("the host's shell prints without end")
+		}
+	}
+}
+
+// collect reads a script's output up to its end mark.
+func (sh *shell) collect(r *Result, mark string, limit int64) error {
+	end := []byte("\n" + mark + " ")
+	var keep []byte // not yet known to lie before the mark
+	take := func(b []byte) {
+		room := limit - int64(len(r.Stdout))
+		if int64(len(b)) > room {
+			b, r.Truncated = b[:max(room, 0)], true
+		}
+		r.Stdout = append(r.Stdout, b...)
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := sh.out.Read(buf)
+		keep = append(keep, buf[:n]...)
+		if i := bytes.Index(keep, end); i >= 0 {
+			if j := bytes.IndexByte(keep[i+len(end):], '\n'); j >= 0 {
+				take(keep[:i])
+				status, convErr := strconv.Atoi(string(keep[i+len(end) : i+len(end)+j]))
+				if convErr != nil {
+					return errors.New("the host garbled the end mark")
+				}
+				r.Exit = status
+				return nil
+			}
+		} else if n := len(keep) - len(end); n > 0 {
+			take(keep[:n])
+			keep = append(keep[:0], keep[n:]...)
+		}
+		if errors.Is(err, io.EOF) {
+			return errors.New("the command was cut off")
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// tail keeps the last bytes of standard error.
+type tail struct {
+	mu    sync.Mutex
+	cond  *sync.Cond
+	b     []byte
+	ended bool
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p...)
+	if over := len(t.b) - maxStderr; over > 0 {
+		t.b = append(t.b[:0], t.b[over:]...)
+	}
+	t.cond.Broadcast()
+	return len(p), nil
+}
+
+func (t *tail) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	t.cond.Broadcast()
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.b)
+}
+
+// stderrWait bounds how long standard error may lag behind standard output.
+// A wrapper that keeps standard error to itself costs this once a script.
+const stderrWait = 2 * time.Second
+
+// upTo waits for the mark and returns what stood before it.
+func (t *tail) upTo(mark string) (string, error) {
+	late := false
+	timer := time.AfterFunc(stderrWait, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		late = true
+		t.cond.Broadcast()
+	})
+	defer timer.Stop()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := []byte("\n" + mark + "\n")
+	for {
+		if i := bytes.Index(t.b, m); i >= 0 {
+			text := string(t.b[:i])
+			t.b = append(t.b[:0], t.b[i+len(m):]...)
+			return text, nil
+		}
+		if late || t.ended {
+			text := string(t.b)
+			t.b = nil
+			return text, nil
+		}
+		t.cond.Wait()
+	}
+}
