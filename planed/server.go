@@ -10,11 +10,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/hashicorp/go-hclog"
 
 	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/wire"
@@ -132,8 +134,7 @@ func openCertificates(o *serveOpts) (certificates, error) {
 
 func (s *server) listen() error {
 	o := s.opts
-	// Every line that net/http logs names a client.
-	errorLog := log.New(addrfree.Writer{W: o.Log.StandardWriter(nil)}, "", 0)
+	errorLog := log.New(addrfree.Writer{W: httpLog{o.Log}}, "", 0)
 	idle := max(2*time.Minute, 2*o.Policy.Interval+30*time.Second)
 	s.public = &http.Server{
 		Handler:           s.api.Handler(),
@@ -147,7 +148,13 @@ func (s *server) listen() error {
 		TLSConfig: &tls.Config{
 			MinVersion:     tls.VersionTLS13,
 			NextProtos:     []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certs.Certificate() },
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				c, err := s.certs.Certificate()
+				if err != nil {
+					o.Log.Error("cannot present a certificate", "error", err.Error())
+				}
+				return c, err
+			},
 		},
 	}
 	l, err := net.Listen("tcp", o.Listen)
@@ -173,6 +180,20 @@ func (s *server) listen() error {
 		s.listeners = append(s.listeners, m)
 	}
 	return nil
+}
+
+// httpLog takes net/http's lines, each of which names a client until addrfree
+// has seen it. Most tell of a client that went away.
+type httpLog struct{ log hclog.Logger }
+
+func (h httpLog) Write(p []byte) (int, error) {
+	line := strings.TrimSpace(string(p))
+	if strings.Contains(line, "panic") {
+		h.log.Error("a request failed", "error", line)
+	} else {
+		h.log.Debug("http", "event", line)
+	}
+	return len(p), nil
 }
 
 // count follows how many connections are open.
