@@ -12,8 +12,7 @@
 //   - RunUser: whether /run/user/UID is a directory that the account owns.
 //
 // The machine's id is part of a user's data directory so that two chassis with
-// one home on NFS have two installations. The package touches no file except
-// in the functions that say so.
+// one home on NFS have two installations. The package touches no file.
 package place
 
 import (

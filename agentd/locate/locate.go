@@ -1,4 +1,7 @@
-package place
+// Package locate finds an installation on the machine that it runs on: it reads
+// the facts that core/place computes from, and the service record. It knows
+// nothing of what is in the directories.
+package locate
 
 import (
 	"encoding/json"
@@ -14,12 +17,13 @@ import (
 
 	"fleet.example/fleet/agentd/account"
 	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/wire"
 )
 
 // Local reads the facts of this machine for a user-scope installation.
-func Local(a account.Account, getenv func(string) string) Facts {
-	f := Facts{Scope: User, Account: a.Name, UID: a.UID, Home: a.Home, DataHome: getenv("XDG_DATA_HOME"), MachineID: machineID()}
+func Local(a account.Account, getenv func(string) string) place.Facts {
+	f := place.Facts{Scope: place.User, Account: a.Name, UID: a.UID, Home: a.Home, DataHome: getenv("XDG_DATA_HOME"), MachineID: machineID()}
 	if st, err := os.Lstat(fmt.Sprintf("/run/user/%d", a.UID)); err == nil && st.IsDir() {
 		sys, ok := st.Sys().(*syscall.Stat_t)
 		f.RunUser = ok && int(sys.Uid) == a.UID
@@ -47,14 +51,14 @@ func machineID() string {
 // Find returns the directories of the installation that commands without flags
 // mean: the account's own in user scope, else its one in system scope. It
 // reads the disk.
-func Find(a account.Account, getenv func(string) string, data, run string) (Dirs, error) {
+func Find(a account.Account, getenv func(string) string, data, run string) (place.Dirs, error) {
 	facts := Local(a, getenv)
 	if data == "" {
-		d, err := Resolve(facts)
+		d, err := place.Resolve(facts)
 		if err != nil {
 			return d, err
 		}
-		sys, serr := Resolve(Facts{Scope: System, Account: a.Name, UID: a.UID})
+		sys, serr := place.Resolve(place.Facts{Scope: place.System, Account: a.Name, UID: a.UID})
 		if _, err := os.Stat(d.Data); errors.Is(err, fs.ErrNotExist) && serr == nil {
 			if _, err := os.Stat(sys.Data); err == nil {
 				d = sys
@@ -64,7 +68,7 @@ func Find(a account.Account, getenv func(string) string, data, run string) (Dirs
 	}
 	data, err := filepath.Abs(data)
 	if err != nil {
-		return Dirs{}, err
+		return place.Dirs{}, err
 	}
 	if run == "" {
 		rec, err := ReadService(data)
@@ -74,17 +78,17 @@ func Find(a account.Account, getenv func(string) string, data, run string) (Dirs
 		case err == nil || errors.Is(err, fs.ErrNotExist):
 			run = guessRuntime(facts, data)
 		default:
-			return Dirs{}, err
+			return place.Dirs{}, err
 		}
 	}
-	return Dirs{Data: data, Runtime: run}, nil
+	return place.Dirs{Data: data, Runtime: run}, nil
 }
 
 // guessRuntime is the runtime directory of a data directory without a service record.
-func guessRuntime(f Facts, data string) string {
-	for _, scope := range []string{User, System} {
+func guessRuntime(f place.Facts, data string) string {
+	for _, scope := range []string{place.User, place.System} {
 		f.Scope = scope
-		if d, err := Resolve(f); err == nil && d.Data == data {
+		if d, err := place.Resolve(f); err == nil && d.Data == data {
 			return d.Runtime
 		}
 	}
@@ -93,16 +97,16 @@ func guessRuntime(f Facts, data string) string {
 
 // ReadService reads DATA/service.json.
 func ReadService(data string) (*wire.ServiceRecord, error) {
-	b, err := os.ReadFile(filepath.Join(data, ServiceFile))
+	b, err := os.ReadFile(filepath.Join(data, place.ServiceFile))
 	if err != nil {
 		return nil, err
 	}
 	var r wire.ServiceRecord
 	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("cannot read %s: %w", ServiceFile, err)
+		return nil, fmt.Errorf("cannot read %s: %w", place.ServiceFile, err)
 	}
 	if r.Schema != wire.SchemaService {
-		return nil, fmt.Errorf("cannot read %s: its schema is %q, this program knows %s", ServiceFile, r.Schema, wire.SchemaService)
+		return nil, fmt.Errorf("cannot read %s: its schema is %q, this program knows %s", place.ServiceFile, r.Schema, wire.SchemaService)
 	}
 	return &r, nil
 }
@@ -110,8 +114,8 @@ func ReadService(data string) (*wire.ServiceRecord, error) {
 // Prepare makes the runtime directory if it is not there, and refuses one that
 // is a symbolic link, somebody else's, open to others, or too long for sockets.
 func Prepare(run string) error {
-	if len(run) > MaxRuntimeDir {
-		return fmt.Errorf("runtime directory %s is %d bytes long, sockets in it allow %d", run, len(run), MaxRuntimeDir)
+	if len(run) > place.MaxRuntimeDir {
+		return fmt.Errorf("runtime directory %s is %d bytes long, sockets in it allow %d", run, len(run), place.MaxRuntimeDir)
 	}
 	if err := os.MkdirAll(run, 0o700); err != nil {
 		return fmt.Errorf("cannot make runtime directory: %w", err)
