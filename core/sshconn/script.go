@@ -191,3 +191,13 @@ func (c *Conn) lost(ctx context.Context, err error, sh *shell) error {
 
 // Quote quotes a word for POSIX sh.
 func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// ReadOnly runs a script that changes nothing, and may therefore run before
+// the key is confirmed. Only fixed probes and the commands that a plugin
+// described beforehand come this way, never with input.
+func (c *Conn) ReadOnly(ctx context.Context, s Script) (*Result, error) {
+	if s.Stdin != nil || len(s.Input) > 0 {
+		return c.Run(ctx, s)
+	}
+	return c.run(ctx, s)
+}
