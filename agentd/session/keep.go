@@ -1,0 +1,136 @@
+package session
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"fleet.example/fleet/agentd/shim"
+	"fleet.example/fleet/core/wire"
+)
+
+// Sweep removes what is kept of ended sessions beyond the bounds of number,
+// age and size, the oldest first. Sessions that live, or of which that cannot
+// be told, are never touched.
+func (m *Manager) Sweep(now time.Time) {
+	ids, err := m.ids()
+	if err != nil {
+		m.Log.Warn("cannot sweep sessions", "error", err)
+		return
+	}
+	type ended struct {
+		id   string
+		at   time.Time
+		size int64
+	}
+	var all []ended
+	for _, id := range ids {
+		m.mu.Lock()
+		starting := m.starting[id]
+		m.mu.Unlock()
+		dir := filepath.Join(m.Dir, id)
+		if starting || shim.Look(dir) != shim.Gone {
+			continue
+		}
+		e := ended{id: id, size: usage(dir)}
+		if x, err := shim.ReadExit(dir); err == nil {
+			e.at = x.At.Time
+		} else if st, err := os.Stat(dir); err == nil {
+			e.at = st.ModTime()
+		}
+		all = append(all, e)
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].at.After(all[j].at) })
+	var size int64
+	for i, e := range all {
+		size += e.size
+		if i < keepEnded && now.Sub(e.at) < keepAge && (size <= keepBytes || i == 0) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(m.Dir, e.id)); err != nil {
+			m.Log.Warn("cannot remove session", "session", e.id, "error", err)
+		}
+		os.Remove(filepath.Join(m.Run, e.id+".sock"))
+	}
+}
+
+func usage(dir string) (n int64) {
+	filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if st, err := d.Info(); err == nil {
+				n += st.Size()
+			}
+		}
+		return nil
+	})
+	return n
+}
+
+// shimCheck remembers the shim's bytes as they were when agentd first looked.
+type shimCheck struct {
+	mu    sync.Mutex
+	known bool
+	sum   [sha256.Size]byte
+	size  int64
+	mtime time.Time
+}
+
+// Unusable tells what keeps this machine from starting a session, as the
+// blocker session_unusable, or nil. It reads the disk.
+func (m *Manager) Unusable() *wire.Finding {
+	f := &wire.Finding{Code: wire.CodeSessionUnusable, Severity: wire.SeverityBlock, Remedy: "install the agent again: fleet update"}
+	if err := m.checkShim(); err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	if e := m.lastErr.Load(); e != nil {
+		f.Detail = *e
+		f.Remedy = "see the agent's log, and the account's process limit"
+		return f
+	}
+	return nil
+}
+
+func (m *Manager) checkShim() error {
+	c := &m.shimSeen
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	st, err := os.Stat(m.Shim)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("agentd-shim is missing")
+	case err != nil:
+		return fmt.Errorf("cannot look at agentd-shim: %w", err)
+	case !st.Mode().IsRegular():
+		return errors.New("agentd-shim is not a regular file")
+	case unix.Access(m.Shim, unix.X_OK) != nil:
+		return errors.New("agentd-shim is not executable")
+	}
+	if c.known && st.Size() == c.size && st.ModTime().Equal(c.mtime) {
+		return nil
+	}
+	file, err := os.Open(m.Shim)
+	if err != nil {
+		return fmt.Errorf("cannot read agentd-shim: %w", err)
+	}
+	defer file.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, file); err != nil {
+		return fmt.Errorf("cannot read agentd-shim: %w", err)
+	}
+	sum := [sha256.Size]byte(h.Sum(nil))
+	if c.known && sum != c.sum {
+		return errors.New("agentd-shim was altered")
+	}
+	c.known, c.sum, c.size, c.mtime = true, sum, st.Size(), st.ModTime()
+	return nil
+}

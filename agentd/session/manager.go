@@ -1,0 +1,467 @@
+// Package session is agentd's side of sessions: it starts a shim for each,
+// finds shims again after a restart, and tells what became of those that are
+// gone. A session's state is what its directory says - record, lock, exit,
+// spool - so agentd holds nothing that its own end could lose (R34).
+//
+// Three answers about a shim are kept apart: it lives (its lock is held), it
+// is gone (the lock is free), it cannot be told (any other error). Only "gone"
+// frees what the session held. A PID alone is never believed.
+//
+// The package knows nothing of HTTP, tokens or the plane.
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"fleet.example/fleet/agentd/account"
+	"fleet.example/fleet/agentd/shim"
+	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/frame"
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+)
+
+const (
+	recordFile   = "record"
+	startTimeout = 10 * time.Second
+	askTimeout   = 2 * time.Second
+
+	// DefaultLimit is a session's spool in bytes when the request names none.
+	DefaultLimit = 64 << 20
+	maxLimit     = 4 << 30
+	maxRunning   = 256
+
+	// What is kept of ended sessions.
+	keepEnded = 100
+	keepAge   = 7 * 24 * time.Hour
+	keepBytes = 512 << 20
+)
+
+// Manager starts and finds the sessions of one data directory.
+type Manager struct {
+	Dir     string // DATA/sessions
+	Run     string // the runtime directory, where shims listen
+	Shim    string // the shim's absolute path
+	Account account.Account
+	Getenv  func(string) string
+	Umask   int // the account's, not agentd's own
+	Host    string
+	Machine func() string
+	Log     hclog.Logger
+
+	mu       sync.Mutex
+	starting map[string]bool
+	lastErr  atomic.Pointer[string] // why the last start went wrong
+	shimSeen shimCheck
+}
+
+// record is what a session's directory says of it. It carries no argument and
+// no environment of the command.
+type record struct {
+	ID        string    `json:"id"`
+	Argv0     string    `json:"argv0"`
+	Workspace string    `json:"workspace,omitempty"`
+	StartedAt wire.Time `json:"started_at"`
+	PTY       bool      `json:"pty"`
+	Socket    string    `json:"socket"`
+	Token     string    `json:"token"`
+}
+
+var idEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+// newID returns 50 random bits as text; an id that is taken is refused by Mkdir.
+func newID() string {
+	var b [7]byte
+	rand.Read(b[:])
+	return "s_" + idEncoding.EncodeToString(b[:])[:10]
+}
+
+// IsID reports whether s has the form of a session id.
+func IsID(s string) bool {
+	if len(s) != 12 || !strings.HasPrefix(s, "s_") {
+		return false
+	}
+	for _, c := range s[2:] {
+		if !(c >= 'a' && c <= 'z' || c >= '2' && c <= '7') {
+			return false
+		}
+	}
+	return true
+}
+
+// Errors of the methods; the API turns them into codes.
+var (
+	ErrNotFound  = errors.New("no such session")
+	ErrUnclear   = errors.New("cannot tell whether the session's host process lives")
+	ErrEnded     = errors.New("the session has ended")
+	ErrBadSignal = errors.New("bad signal")
+	ErrTooMany   = fmt.Errorf("%d sessions are running already", maxRunning)
+)
+
+// RequestError is a request that can never succeed.
+type RequestError struct{ msg string }
+
+func (e *RequestError) Error() string { return e.msg }
+
+// Create starts a session and returns its id. The command has been started, or
+// could not be, which its exit record tells.
+func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id string, err error) {
+	cfg, argv0, err := m.configure(req)
+	if err != nil {
+		return "", err
+	}
+	if m.Running() >= maxRunning {
+		return "", ErrTooMany
+	}
+	id = newID()
+	dir := filepath.Join(m.Dir, id)
+	m.mu.Lock()
+	if m.starting == nil {
+		m.starting = map[string]bool{}
+	}
+	m.starting[id] = true
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		delete(m.starting, id)
+		m.mu.Unlock()
+		if err != nil {
+			msg := err.Error()
+			m.lastErr.Store(&msg)
+		} else {
+			m.lastErr.Store(nil)
+		}
+	}()
+	if err := os.MkdirAll(m.Dir, 0o700); err != nil {
+		return "", fmt.Errorf("cannot make session directory: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("cannot make session directory: %w", err)
+	}
+	token := secret.New("fx_")
+	rec := record{ID: id, Argv0: argv0, StartedAt: wire.Time{Time: time.Now()}, PTY: req.PTY != nil,
+		Socket: filepath.Join(m.Run, id+".sock"), Token: token.Reveal()}
+	cfg.ID, cfg.Dir, cfg.Socket, cfg.Token = id, dir, rec.Socket, rec.Token
+	cfg.Env = append(cfg.Env, "FLEET_SESSION="+id)
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return "", err
+	}
+	// The record need not survive a power cut, which ends the session anyway.
+	if err := os.WriteFile(filepath.Join(dir, recordFile), b, 0o600); err != nil {
+		os.RemoveAll(dir)
+		return "", fmt.Errorf("cannot write session record: %w", err)
+	}
+	if err := m.spawn(ctx, cfg); err != nil {
+		if shim.Look(dir) == shim.Gone {
+			os.RemoveAll(dir)
+		}
+		return "", err
+	}
+	m.Log.Info("session started", "session", id)
+	return id, nil
+}
+
+// spawn starts the shim and waits for its ready byte.
+func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	in, inW, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer inW.Close()
+	ready, readyW, err := os.Pipe()
+	if err != nil {
+		in.Close()
+		return err
+	}
+	defer ready.Close()
+	stderr, err := os.OpenFile(filepath.Join(cfg.Dir, shim.StderrFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		in.Close()
+		readyW.Close()
+		return err
+	}
+	cmd := &exec.Cmd{Path: m.Shim, Args: []string{"agentd-shim", cfg.ID}, Env: []string{}, Dir: "/",
+		Stdin: in, Stderr: stderr, ExtraFiles: []*os.File{readyW},
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
+	err = cmd.Start()
+	in.Close()
+	readyW.Close()
+	stderr.Close()
+	if err != nil {
+		return fmt.Errorf("cannot start session host: %w", err)
+	}
+	// The shim outlives agentd by design, so nobody waits for this goroutine:
+	// it reaps the shim if agentd is still here when it ends.
+	go cmd.Wait()
+	deadline, _ := ctx.Deadline()
+	inW.SetDeadline(deadline)
+	ready.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { ready.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	b, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	if _, err := inW.Write(b); err != nil {
+		return fmt.Errorf("cannot configure session host: %w", err)
+	}
+	inW.Close()
+	said, err := io.ReadAll(io.LimitReader(ready, 4<<10))
+	switch {
+	case len(said) > 0 && said[0] == '+':
+		return nil
+	case len(said) > 0:
+		return fmt.Errorf("session host: %s", said[1:])
+	case err != nil:
+		return fmt.Errorf("session host does not answer: %w", err)
+	default:
+		return errors.New("session host ended before it was ready")
+	}
+}
+
+// load reads a session's record.
+func (m *Manager) load(id string) (*record, error) {
+	if !IsID(id) {
+		return nil, ErrNotFound
+	}
+	b, err := durable.ReadPrivate(filepath.Join(m.Dir, id, recordFile), 64<<10)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read session record: %w", err)
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil || r.ID != id {
+		return nil, errors.New("cannot read session record: it is damaged")
+	}
+	return &r, nil
+}
+
+// Get describes one session.
+func (m *Manager) Get(ctx context.Context, id string) (*wire.Session, error) {
+	r, err := m.load(id)
+	if err != nil {
+		return nil, err
+	}
+	return m.describe(ctx, r), nil
+}
+
+func (m *Manager) describe(ctx context.Context, r *record) *wire.Session {
+	dir := filepath.Join(m.Dir, r.ID)
+	s := &wire.Session{Schema: wire.SchemaSession, ID: r.ID, Machine: m.Machine(), Host: m.Host, Workspace: r.Workspace,
+		Argv0: r.Argv0, StartedAt: r.StartedAt, PTY: r.PTY, State: wire.SessionRunning}
+	if e, err := shim.ReadExit(dir); err == nil {
+		s.State, s.Exit, s.LostBytes = wire.SessionExited, &e.SessionExit, e.Lost
+		s.UptimeS = e.At.Sub(r.StartedAt.Time).Seconds()
+		return s
+	}
+	s.UptimeS = time.Since(r.StartedAt.Time).Seconds()
+	m.mu.Lock()
+	starting := m.starting[r.ID]
+	m.mu.Unlock()
+	switch life := shim.Look(dir); {
+	case life == shim.Alive:
+		if info, err := m.query(ctx, r); err == nil {
+			s.State, s.PID, s.Clients, s.LostBytes = info.State, info.PID, info.Clients, info.Lost
+		}
+	case starting:
+		s.State = wire.SessionStarting
+	case life == shim.Gone:
+		if e, err := shim.ReadExit(dir); err == nil { // it ended between the two looks
+			s.State, s.Exit, s.LostBytes = wire.SessionExited, &e.SessionExit, e.Lost
+			break
+		}
+		s.State, s.UptimeS = wire.SessionGone, 0
+	default:
+		s.State = wire.SessionUnclear
+	}
+	return s
+}
+
+// List describes all sessions, the latest first.
+func (m *Manager) List(ctx context.Context) ([]wire.Session, error) {
+	ids, err := m.ids()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]wire.Session, 0, len(ids))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	gate := make(chan struct{}, 16)
+	for _, id := range ids {
+		r, err := m.load(id)
+		if err != nil {
+			continue // being made or removed just now
+		}
+		gate <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			s := m.describe(ctx, r)
+			mu.Lock()
+			out = append(out, *s)
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	sort.Slice(out, func(i, j int) bool { return out[i].StartedAt.After(out[j].StartedAt.Time) })
+	return out, nil
+}
+
+func (m *Manager) ids() ([]string, error) {
+	entries, err := os.ReadDir(m.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot list sessions: %w", err)
+	}
+	var ids []string
+	for _, e := range entries {
+		if IsID(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
+}
+
+// Running counts the sessions whose shim is not known to be gone.
+func (m *Manager) Running() int {
+	ids, _ := m.ids()
+	n := 0
+	for _, id := range ids {
+		if shim.Look(filepath.Join(m.Dir, id)) != shim.Gone {
+			n++
+		}
+	}
+	return n
+}
+
+// dial connects to a session's shim and says Hello. A shim whose socket was
+// removed under it is asked to make it again.
+func (m *Manager) dial(ctx context.Context, r *record) (net.Conn, error) {
+	d := net.Dialer{Timeout: askTimeout}
+	nc, err := d.DialContext(ctx, "unix", r.Socket)
+	dir := filepath.Join(m.Dir, r.ID)
+	if errors.Is(err, fs.ErrNotExist) && shim.Look(dir) == shim.Alive {
+		if pid, perr := shim.PID(dir); perr == nil && pid > 1 && shim.Look(dir) == shim.Alive {
+			syscall.Kill(pid, syscall.SIGHUP) // the lock's holder, so no other process
+		}
+		for try := 0; try < 50 && errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil; try++ {
+			time.Sleep(20 * time.Millisecond)
+			nc, err = d.DialContext(ctx, "unix", r.Socket)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	nc.SetWriteDeadline(time.Now().Add(askTimeout))
+	if _, err := nc.Write(frame.Append(nil, frame.Hello, []byte(r.Token))); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	nc.SetWriteDeadline(time.Time{})
+	return nc, nil
+}
+
+// ask sends one request to a shim and returns its answer.
+func (m *Manager) ask(ctx context.Context, r *record, t frame.Type, payload []byte) (frame.Type, []byte, error) {
+	nc, err := m.dial(ctx, r)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(askTimeout))
+	if _, err := nc.Write(frame.Append(nil, t, payload)); err != nil {
+		return 0, nil, err
+	}
+	return frame.NewReader(nc).Next()
+}
+
+func (m *Manager) query(ctx context.Context, r *record) (*frame.InfoAnswer, error) {
+	t, p, err := m.ask(ctx, r, frame.Query, nil)
+	if err != nil {
+		return nil, err
+	}
+	var info frame.InfoAnswer
+	if t != frame.Info {
+		return nil, frame.ErrMalformed
+	}
+	return &info, frame.ParseJSON(p, &info)
+}
+
+// Signal sends a signal to the session's process group.
+func (m *Manager) Signal(ctx context.Context, id, name string) error {
+	r, err := m.load(id)
+	if err != nil {
+		return err
+	}
+	t, p, err := m.ask(ctx, r, frame.Signal, []byte(name))
+	if err != nil {
+		switch shim.Look(filepath.Join(m.Dir, id)) {
+		case shim.Gone:
+			return ErrEnded
+		case shim.Unclear:
+			return ErrUnclear
+		}
+		return fmt.Errorf("cannot reach session host: %w", err)
+	}
+	if t == frame.Done {
+		return nil
+	}
+	var e frame.ErrorDetail
+	if err := frame.ParseJSON(p, &e); err != nil {
+		return err
+	}
+	if e.Code == wire.CodeConflict {
+		return ErrEnded
+	}
+	return fmt.Errorf("%w: %s", ErrBadSignal, e.Message)
+}
+
+// Stream is a connection to a session's shim, or, when the shim is gone, nil:
+// then Replay serves what is on disk.
+func (m *Manager) Stream(ctx context.Context, id string) (net.Conn, error) {
+	r, err := m.load(id)
+	if err != nil {
+		return nil, err
+	}
+	nc, err := m.dial(ctx, r)
+	if err == nil {
+		return nc, nil
+	}
+	switch shim.Look(filepath.Join(m.Dir, id)) {
+	case shim.Gone:
+		return nil, nil
+	case shim.Unclear:
+		return nil, ErrUnclear
+	}
+	return nil, fmt.Errorf("cannot reach session host: %w", err)
+}
+
+// Replay serves one client of a session whose shim is gone.
+func (m *Manager) Replay(nc net.Conn, r *frame.Reader, id string) error {
+	return shim.Replay(nc, r, id, filepath.Join(m.Dir, id))
+}
