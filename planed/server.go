@@ -146,8 +146,8 @@ func (s *server) listen() error {
 		ErrorLog:          errorLog,
 		ConnState:         s.count,
 		TLSConfig: &tls.Config{
-			MinVersion:     tls.VersionTLS13,
-			NextProtos:     []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
+			MinVersion: tls.VersionTLS13,
+			NextProtos: []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 				c, err := s.certs.Certificate()
 				if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,10 +66,12 @@ type Store struct {
 	people people
 
 	// Owned by the writer once it runs.
-	head  wire.AuditHead
-	pages []*page
-	next  uint32
-	free  []uint32
+	head wire.AuditHead
+	next uint32
+	free []uint32
+
+	// pages grows by replacement: only the writer does, and checks read on.
+	pages atomic.Pointer[[]*page]
 
 	sending sync.RWMutex // held to send on queue, locked to close it
 	closing bool
@@ -136,7 +137,7 @@ func Open(path string, opts Options) (*Store, error) {
 		queue: make(chan *op, queueMax), written: make(chan struct{}), flushed: make(chan struct{}),
 		auditChanged: make(chan struct{})}
 	for i := range s.shards {
-		s.shards[i].rows = map[key]*hot{}
+		s.shards[i].at = map[key]uint32{}
 	}
 	if err := s.prepare(opts.Create); err != nil {
 		db.Close()
@@ -211,27 +212,27 @@ func (s *Store) load() error {
 			}
 			used[index] = true
 			s.next = max(s.next, index+1)
-			for uint32(len(s.pages))*perPage <= index {
-				s.pages = append(s.pages, &page{})
-			}
-			s.warm(r, s.pages[index/perPage], uint16(index%perPage))
+			s.warm(r, index)
 			s.count(r, 1)
 			return nil
 		})
 		if err != nil {
 			return err
 		}
+		pages := make([]*page, (s.next+perPage-1)/perPage)
 		for i := range s.next {
 			if !used[i] {
 				s.free = append(s.free, i)
 			}
 		}
-		for n, p := range s.pages {
-			p.decode(t.Bucket(bucketSeen).Get(pageKey(n)))
+		for n := range pages {
+			pages[n] = &page{}
+			pages[n].decode(t.Bucket(bucketSeen).Get(pageKey(n)))
 		}
+		s.pages.Store(&pages)
 		// A free slot may hold the time of a row that is gone.
 		for _, i := range s.free {
-			s.pages[i/perPage].at[i%perPage].Store(0)
+			pages[i/perPage].at[i%perPage].Store(0)
 		}
 		return s.people.load(t)
 	})
@@ -246,24 +247,23 @@ func (s *Store) count(r *machine.Row, n int64) {
 }
 
 // allocate takes an index for a new row, within the transaction.
-func (s *Store) allocate(t *tx) (index uint32, p *page, slot uint16) {
+func (t *tx) allocate() (index uint32) {
 	if n := len(t.free); n > 0 {
-		// Not in place: the transaction may be rolled back.
-		index, t.free = t.free[n-1], slices.Clone(t.free[:n-1])
-	} else {
-		index = t.next
-		t.next++
+		index, t.free = t.free[n-1], t.free[:n-1:n-1]
+		return index
 	}
-	n := int(index / perPage)
-	if have := len(s.pages); n < have {
-		p = s.pages[n]
-	} else {
-		for n >= have+len(t.grown) {
-			t.grown = append(t.grown, &page{})
-		}
-		p = t.grown[n-have]
+	index = t.next
+	t.next++
+	return index
+}
+
+// grow makes pages for indexes below next.
+func (s *Store) grow(next uint32) {
+	pages := *s.pages.Load()
+	for uint32(len(pages))*perPage < next {
+		pages = append(pages[:len(pages):len(pages)], &page{})
 	}
-	return index, p, uint16(index % perPage)
+	s.pages.Store(&pages)
 }
 
 // Epoch says when the store was opened and until when the run before worked.
@@ -302,7 +302,7 @@ func (s *Store) Flush(ctx context.Context) error {
 		used := s.people.takeUsed()
 		t.undo = append(t.undo, func() { s.people.returnUsed(used) })
 		idle := len(used) == 0
-		for n, p := range s.pages {
+		for n, p := range *s.pages.Load() {
 			// Cleared before the values are read: a check that comes in
 			// between makes the page dirty again.
 			if !p.dirty.Swap(false) {

@@ -16,23 +16,22 @@ import (
 // Check authenticates and records a check. A plain one touches memory alone.
 func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error) {
 	k, ok := keyOf(c.Machine)
-	var instance [32]byte
-	copy(instance[:], c.Mark.Instance)
+	instance := padded(c.Mark.Instance)
 	sh := s.shard(k)
 
 	sh.mu.Lock()
-	h := sh.rows[k]
+	h := sh.find(k)
 	if h == nil || !ok {
 		sh.mu.Unlock()
 		return store.Checked{Standing: identity.Nobody.Judge(c.Presented)}, nil
 	}
 	out := store.Checked{Standing: h.cred.Judge(c.Presented), Generation: h.cred.Generation, Asked: h.asked()}
-	page, slot := h.page, h.slot
+	index := h.index
 	counted := h.said && h.cred.Proven && h.instance == instance
 	switch {
 	case out.Standing == identity.Revoked:
 		sh.mu.Unlock()
-		page.set(slot, c.At)
+		s.heard(index, c.At)
 		return out, nil
 	case out.Standing != identity.Current && out.Standing != identity.Next:
 		sh.mu.Unlock()
@@ -43,7 +42,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	case out.Standing == identity.Current && counted && h.body == c.Digest:
 		h.seq = c.Mark.Seq
 		sh.mu.Unlock()
-		page.set(slot, c.At)
+		s.heard(index, c.At)
 		return out, nil
 	}
 	sh.mu.Unlock()
@@ -60,8 +59,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		if err != nil {
 			return err
 		}
-		page, slot := s.slot(t, index)
-		r.LastCheck = page.get(slot)
+		r.LastCheck = s.lastHeard(index)
 		s.catchUp(r)
 		heard := r.Hear(c.Check, body)
 		did = store.Checked{Standing: heard.Standing, Generation: r.Credential.Generation, Asked: r.Asked}
@@ -69,9 +67,9 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 			return nil
 		}
 		t.after = append(t.after, func() {
-			s.warm(r, page, slot)
+			s.warm(r, index)
 			if !heard.Stale {
-				page.set(slot, c.At)
+				s.heard(index, c.At)
 			}
 		})
 		if !heard.Changed {
@@ -86,7 +84,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		// The machine was heard, whatever became of what it said: a plane that
 		// cannot write must not make it look absent (R19).
 		if errors.Is(err, store.ErrStorage) || errors.Is(err, store.ErrBusy) {
-			page.set(slot, c.At)
+			s.heard(index, c.At)
 		}
 		return out, err
 	}
@@ -96,23 +94,13 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 // catchUp gives the row the sequence number that plain checks raised in memory.
 func (s *Store) catchUp(r *machine.Row) {
 	k, _ := keyOf(r.ID)
-	var instance [32]byte
-	copy(instance[:], r.Told.Instance)
+	instance := padded(r.Told.Instance)
 	sh := s.shard(k)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if h := sh.rows[k]; h != nil && h.instance == instance && h.seq > r.Told.Seq {
+	if h := sh.find(k); h != nil && h.instance == instance && h.seq > r.Told.Seq {
 		r.Told.Seq = h.seq
 	}
-}
-
-// slot finds the page of an index, also of one that this transaction added.
-func (s *Store) slot(t *tx, index uint32) (*page, uint16) {
-	n := int(index / perPage)
-	if n < len(s.pages) {
-		return s.pages[n], uint16(index % perPage)
-	}
-	return t.grown[n-len(s.pages)], uint16(index % perPage)
 }
 
 // machine reads a row within the transaction.
@@ -138,11 +126,10 @@ func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (identity.Standi
 		if err != nil {
 			return err
 		}
-		page, slot := s.slot(t, index)
 		st, changed, events, refusal := r.Rotate(rot.Presented, rot.Generation, rot.Digest, rot.At)
 		standing, refused = st, refusal
 		if st == identity.Revoked {
-			t.after = append(t.after, func() { page.set(slot, rot.At) })
+			t.after = append(t.after, func() { s.heard(index, rot.At) })
 		}
 		if !changed {
 			return nil
@@ -150,7 +137,7 @@ func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (identity.Standi
 		if err := t.put(bucketMachine, []byte(rot.Machine), encode(r, index)); err != nil {
 			return err
 		}
-		t.after = append(t.after, func() { s.warm(r, page, slot) })
+		t.after = append(t.after, func() { s.warm(r, index) })
 		return t.append(events...)
 	})
 	if err != nil {
@@ -180,13 +167,12 @@ func (s *Store) Admit(ctx context.Context, a machine.Admission, now time.Time) (
 			if err := t.put(bucketMachine, id, encode(r, index)); err != nil {
 				return err
 			}
-			page, slot := s.slot(t, index)
-			t.after = append(t.after, func() { s.warm(r, page, slot) })
+			t.after = append(t.after, func() { s.warm(r, index) })
 			return t.append(events...)
 		}
 		r, events := machine.New(wire.NewMachineID(), a, now)
 		out = store.Admitted{Row: r, Outcome: identity.Made}
-		index, page, slot := s.allocate(t)
+		index := t.allocate()
 		if err := t.put(bucketMachine, []byte(r.ID), encode(r, index)); err != nil {
 			return err
 		}
@@ -194,8 +180,7 @@ func (s *Store) Admit(ctx context.Context, a machine.Admission, now time.Time) (
 			return err
 		}
 		t.after = append(t.after, func() {
-			page.at[slot].Store(0)
-			s.warm(r, page, slot)
+			s.warm(r, index)
 			s.count(r, 1)
 		})
 		return t.append(events...)
@@ -214,8 +199,7 @@ func (s *Store) Edit(ctx context.Context, id string, ch store.Change) (*machine.
 		if err != nil {
 			return err
 		}
-		page, slot := s.slot(t, index)
-		r.LastCheck = page.get(slot)
+		r.LastCheck = s.lastHeard(index)
 		if r.Deleted != nil {
 			return &store.GoneError{Deleted: r.Gone()}
 		}
@@ -237,7 +221,7 @@ func (s *Store) Edit(ctx context.Context, id string, ch store.Change) (*machine.
 			}
 		}
 		t.after = append(t.after, func() {
-			s.warm(r, page, slot)
+			s.warm(r, index)
 			if ch.Delete {
 				s.living.Add(-1)
 				s.tombstones.Add(1)
@@ -260,32 +244,19 @@ func (s *Store) Machine(_ context.Context, id string) (*machine.Row, error) {
 			return store.ErrNotFound
 		}
 		var err error
-		r, _, err = decode(id, v)
+		var index uint32
+		if r, index, err = decode(id, v); err == nil {
+			r.LastCheck = s.lastHeard(index)
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.seen(r)
 	if r.Deleted != nil {
 		return nil, &store.GoneError{Deleted: r.Gone()}
 	}
 	return r, nil
-}
-
-// seen fills in the time of the last check.
-func (s *Store) seen(r *machine.Row) {
-	k, ok := keyOf(r.ID)
-	if !ok {
-		return
-	}
-	sh := s.shard(k)
-	sh.mu.Lock()
-	h := sh.rows[k]
-	sh.mu.Unlock()
-	if h != nil {
-		r.LastCheck = h.page.get(h.slot) // page and slot of a row never change
-	}
 }
 
 // chunk is how many rows EachMachine reads in one transaction. A read
@@ -314,11 +285,12 @@ func (s *Store) EachMachine(ctx context.Context, f func(*machine.Row) error) err
 					return nil
 				}
 				n++
-				r, _, err := decode(string(k), v)
+				r, index, err := decode(string(k), v)
 				if err != nil {
 					return err
 				}
 				if r.Deleted == nil {
+					r.LastCheck = s.lastHeard(index)
 					rows = append(rows, r)
 				}
 			}
@@ -328,7 +300,6 @@ func (s *Store) EachMachine(ctx context.Context, f func(*machine.Row) error) err
 			return err
 		}
 		for _, r := range rows {
-			s.seen(r)
 			if err := f(r); err != nil {
 				return err
 			}

@@ -179,9 +179,8 @@ func (s *Store) forgotten(t *tx, now time.Time) ([]string, error) {
 		if err != nil || r.Deleted == nil {
 			return err
 		}
-		page, slot := s.slot(t, index)
 		last := r.Deleted.At
-		if seen := page.get(slot); seen.After(last) {
+		if seen := s.lastHeard(index); seen.After(last) {
 			last = seen
 		}
 		if now.Sub(last) > s.opts.TombstonesFor {

@@ -38,7 +38,6 @@ type tx struct {
 	head  wire.AuditHead
 	next  uint32   // first index that was never used
 	free  []uint32 // indexes whose tombstones were dropped
-	grown []*page  // pages for indexes beyond those that exist
 }
 
 func (t *tx) put(bucket, k, v []byte) error {
@@ -158,7 +157,9 @@ func (s *Store) attempt(batch []*op, answers []error, failed []bool) (again bool
 		return false, storageError(err)
 	}
 	changed := t.head != s.head
-	s.pages = append(s.pages, t.grown...)
+	if t.next > s.next {
+		s.grow(t.next)
+	}
 	s.next, s.free = t.next, t.free
 	for _, f := range t.after {
 		f()
