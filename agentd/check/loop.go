@@ -1,0 +1,450 @@
+// Package check keeps the machine known to the plane: one loop of short
+// outbound checks, whatever else runs on the machine (R9).
+//
+// The loop waits for nothing but its own timer (R17). What a check says comes
+// from a snapshot in memory; what an answer leads to on disk or in further
+// requests - promoting a credential, rotating it, recording a revocation - is
+// done by a second goroutine, the worker, so that a slow disk delays no check.
+//
+// A refusal never makes the loop discard anything, and only one makes it end:
+// `revoked`, over TLS verified with the plane's roots, naming this machine,
+// twice, a minute apart (with a lab's test floor D, 6 × D), with no other
+// answer between (R22). Then it waits for an install.
+//
+// Go's timers stand still while a machine sleeps. The loop therefore never
+// waits longer than wakeEvery at once and compares wall clocks: after a jump
+// the kept connection is dropped and a check is due.
+//
+// The package knows nothing of probes, sessions or service managers.
+package check
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"fleet.example/fleet/agentd/credential"
+	"fleet.example/fleet/agentd/plane"
+	"fleet.example/fleet/core/wire"
+)
+
+const (
+	wakeEvery  = 15 * time.Second
+	jumpLimit  = 10 * time.Second
+	lastBudget = 5 * time.Second // a stop's last check
+	workBudget = time.Minute
+)
+
+// Plane is what the loop asks of the plane.
+type Plane interface {
+	Check(ctx context.Context, cred credential.Credential, mark wire.CheckMark, body []byte) (*wire.CheckAnswer, error)
+	credential.Rotator
+	Close()
+}
+
+// Answered remembers over restarts which requests were answered, so that none
+// is answered twice (R16). Both methods are called by the worker only.
+type Answered interface {
+	Load() wire.Requests
+	Save(wire.Requests) error
+}
+
+// Loop is the check loop of one run of agentd.
+type Loop struct {
+	Store *credential.Store
+	// Dial makes the client for where the credential files point; it is called
+	// again after Reload.
+	Dial func(credential.Plane, *wire.CredentialGate) (Plane, error)
+	// Body returns what the machine says of itself, from memory.
+	Body     func() wire.CheckBody
+	Answered Answered
+	Log      hclog.Logger
+	Now      func() time.Time // the wall clock; nil means time.Now
+
+	instance string
+	kick     chan struct{}
+	work     chan struct{}
+	reload   chan struct{}
+
+	// Owned by Run's goroutine.
+	seq     uint64
+	mark    string
+	client  Plane
+	pace    pace
+	due     time.Time
+	started time.Time // of the last check
+	doubted time.Time // when revoked was first heard
+
+	mu          sync.Mutex
+	last        wire.LastCheck
+	lastOK      time.Time
+	offset      *time.Duration
+	requests    wire.Requests
+	rotateBase  int64 // generation when the rotation was asked for
+	answered    wire.Requests
+	workerPlane Plane
+	stopped     bool // revoked: no more checks
+}
+
+// Init makes the loop ready; it is called before everything else.
+func (l *Loop) Init() {
+	var b [10]byte
+	rand.Read(b[:])
+	l.instance = strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
+	l.kick, l.work, l.reload = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	l.pace = newPace()
+	if l.Now == nil {
+		l.Now = time.Now
+	}
+	l.Now = stripMonotonic(l.Now)
+	l.last.IntervalS = l.pace.interval.Seconds()
+	if l.Answered != nil {
+		l.answered = l.Answered.Load()
+	}
+}
+
+// stripMonotonic leaves only the wall clock, which goes on while the machine sleeps.
+func stripMonotonic(now func() time.Time) func() time.Time {
+	return func() time.Time { return now().Round(0) }
+}
+
+// Kick asks for a check at once; the floor still holds (R10).
+func (l *Loop) Kick() { poke(l.kick) }
+
+// Reload says that the credential files changed.
+func (l *Loop) Reload() { poke(l.reload) }
+
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// Status is the outcome of the last check, or nil before the first.
+func (l *Loop) Status() *wire.LastCheck {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last.At.IsZero() {
+		return nil
+	}
+	last := l.last
+	last.OKAt = wire.TimeOf(l.lastOK)
+	return &last
+}
+
+// Fresh tells when the row was confirmed last in this run, and whether that is
+// within twice the interval and 20 s.
+func (l *Loop) Fresh() (time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lastOK, !l.lastOK.IsZero() && l.Now().Sub(l.lastOK) <= 2*seconds(l.last.IntervalS)+20*time.Second
+}
+
+// Offset is the plane's clock minus the machine's, or nil before an answer.
+func (l *Loop) Offset() *time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.offset
+}
+
+// Run checks until the context ends.
+func (l *Loop) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() { l.worker(wctx) })
+	l.due = l.Now()
+	l.open()
+	for {
+		if !l.await(ctx) {
+			return
+		}
+		if cred, ok := l.ready(); ok {
+			l.check(ctx, cred)
+		} else {
+			l.due = l.Now().Add(maxInterval)
+		}
+	}
+}
+
+// await returns true when a check is due, false when the context ended.
+func (l *Loop) await(ctx context.Context) bool {
+	for {
+		now := l.Now()
+		if earliest := l.started.Add(l.pace.floor); !l.started.IsZero() && l.due.Before(earliest) {
+			l.due = earliest
+		}
+		wait := l.due.Sub(now)
+		if wait <= 0 {
+			return ctx.Err() == nil
+		}
+		if wait > maxInterval+2*time.Hour { // the clock was set back
+			l.due = now.Add(l.pace.interval)
+			continue
+		}
+		t := time.NewTimer(min(wait, wakeEvery))
+		began := time.Now()
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return false
+		case <-l.kick:
+			l.due = now
+		case <-l.reload:
+			l.open()
+			l.pace.failures, l.doubted = 0, time.Time{}
+			l.due = now
+		case <-t.C:
+		}
+		t.Stop()
+		if slept := l.Now().Sub(now) - time.Since(began); slept > jumpLimit || slept < -jumpLimit {
+			l.Log.Info("wall clock jumped", "by", slept.Round(time.Second))
+			if l.client != nil {
+				l.client.Close()
+			}
+			l.due, l.started = l.Now(), time.Time{}
+		}
+	}
+}
+
+// open makes the client for where the files point now.
+func (l *Loop) open() {
+	if l.client != nil {
+		l.client.Close()
+		l.client = nil
+	}
+	p, gate := l.Store.Plane()
+	if p != nil {
+		c, err := l.Dial(*p, gate)
+		if err != nil {
+			l.Log.Error("cannot use plane", "error", err)
+		} else {
+			l.client = c
+		}
+	}
+	l.mu.Lock()
+	l.workerPlane = l.client
+	l.stopped = l.Store.Status().Revoked
+	l.mu.Unlock()
+}
+
+// ready returns the credential to present, unless there is none, no plane, or
+// the machine was deleted.
+func (l *Loop) ready() (credential.Credential, bool) {
+	l.mu.Lock()
+	stopped := l.stopped
+	l.mu.Unlock()
+	if l.client == nil || stopped {
+		return credential.Credential{}, false
+	}
+	return l.Store.Present()
+}
+
+func (l *Loop) check(ctx context.Context, cred credential.Credential) {
+	l.started = l.Now()
+	l.seq++
+	answer, err := l.client.Check(ctx, cred, l.header(), l.body(wire.Lifecycle{State: wire.SaidRunning}))
+	if ctx.Err() != nil {
+		return
+	}
+	now := l.Now()
+	var wait time.Duration
+	if err == nil {
+		l.doubted = time.Time{}
+		l.mark = answer.Mark
+		wait = l.pace.answered(answer)
+		l.Store.Accepted(cred, now)
+		l.note(answer, now)
+		poke(l.work)
+	} else {
+		wait = l.refusal(cred, err, now)
+	}
+	l.due = l.started.Add(wait)
+	l.report(err, now, wait)
+}
+
+func (l *Loop) header() wire.CheckMark {
+	return wire.CheckMark{Instance: l.instance, Seq: l.seq, Mark: l.mark, Clock: l.Now()}
+}
+
+// refusal decides what a check that did not succeed leads to.
+func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) time.Duration {
+	var r *plane.Refusal
+	if !errors.As(err, &r) {
+		return l.pace.failed()
+	}
+	switch {
+	case r.Code == wire.CodeRevoked && r.Machine == cred.Machine:
+		if l.doubted.IsZero() {
+			l.doubted = now
+			l.Log.Warn("the plane says that this machine was deleted; asking once more", "machine", cred.Machine)
+		} else if now.Sub(l.doubted) >= l.pace.doubt() {
+			l.Log.Error("this machine was deleted; checks end until a person installs it again", "machine", cred.Machine)
+			l.mu.Lock()
+			l.stopped = true
+			l.mu.Unlock()
+			poke(l.work)
+			return maxInterval
+		}
+		return max(l.pace.floor, l.pace.doubt()+l.pace.doubt()/20)
+	case r.Code == wire.CodeBehind:
+		l.doubted = time.Time{}
+		l.Store.Refused(cred, r.Code)
+		if !l.Store.Newest(cred) {
+			return l.pace.floor // the newer one is at hand
+		}
+		return l.pace.refused()
+	case r.Code == wire.CodeUnauthorized:
+		l.doubted = time.Time{}
+		l.Store.Refused(cred, r.Code)
+		return l.pace.refused()
+	case r.RetryAfter > 0:
+		return l.pace.asked(r.RetryAfter)
+	}
+	return l.pace.failed()
+}
+
+// note keeps what an answer says besides the pace.
+func (l *Loop) note(a *wire.CheckAnswer, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lastOK = now
+	if !a.PlaneTime.IsZero() {
+		// Half of the round trip passed since the plane read its clock.
+		off := a.PlaneTime.Sub(l.started.Add(now.Sub(l.started) / 2))
+		l.offset = &off
+	}
+	if a.Requests.Rotate != nil && !sameTime(a.Requests.Rotate, l.requests.Rotate) {
+		l.rotateBase = a.Generation
+	}
+	l.requests = a.Requests
+	if want := l.requests.Rotate; want != nil && !sameTime(want, l.answered.Rotate) && a.Generation > l.rotateBase {
+		l.answered.Rotate = want
+		poke(l.kick) // the echo need not wait for the interval
+	}
+}
+
+func sameTime(a, b *time.Time) bool { return a != nil && b != nil && a.Equal(*b) }
+
+// report records a check's outcome and logs what changed, not every repetition.
+func (l *Loop) report(err error, now time.Time, wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	words := ""
+	if err != nil {
+		words = err.Error()
+	}
+	first := l.last.At.IsZero()
+	changed := words != l.last.Error
+	l.last = wire.LastCheck{At: wire.Time{Time: now}, OK: err == nil, Error: words, NextInS: wait.Seconds(), IntervalS: l.pace.interval.Seconds()}
+	switch {
+	case err != nil && changed:
+		l.Log.Warn("check did not succeed", "error", words)
+	case err == nil && (changed || first):
+		l.Log.Info("check succeeded", "interval", l.pace.interval)
+		if l.pace.testFloor > 0 {
+			l.Log.Warn("the plane is a lab's: it lowers the floor between checks", "floor", l.pace.floor)
+		}
+	}
+}
+
+const (
+	maxBlockers = 64
+	maxWords    = 512
+)
+
+// body is the check's body, cut to its bound.
+func (l *Loop) body(life wire.Lifecycle) []byte {
+	b := l.Body()
+	b.Lifecycle = life
+	l.mu.Lock()
+	if want := l.requests.Rotate; want != nil && sameTime(want, l.answered.Rotate) {
+		b.Echo.Rotate = want
+	}
+	l.mu.Unlock()
+	if b.Readiness != nil {
+		cut := make([]wire.Finding, 0, min(len(b.Readiness.Blockers), maxBlockers))
+		for _, f := range b.Readiness.Blockers[:min(len(b.Readiness.Blockers), maxBlockers)] {
+			f.Detail, f.Remedy = clip(f.Detail), clip(f.Remedy)
+			cut = append(cut, f)
+		}
+		b.Readiness = &wire.CheckReadiness{Blockers: cut}
+	}
+	out, err := json.Marshal(b)
+	if err != nil || len(out) > wire.MaxCheckBody { // the name and the like are bounded by their sources
+		out, _ = json.Marshal(wire.CheckBody{Lifecycle: life})
+	}
+	return out
+}
+
+func clip(s string) string {
+	if len(s) <= maxWords {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxWords], "")
+}
+
+// Last sends the last check before a stop. It has its own short deadline,
+// since the agent's context is cancelled already, and no floor (R10, R11). It
+// is called after Run returned.
+func (l *Loop) Last(reason string) error {
+	cred, ok := l.ready()
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lastBudget)
+	defer cancel()
+	l.seq++
+	_, err := l.client.Check(ctx, cred, l.header(), l.body(wire.Lifecycle{State: wire.SaidStopping, Reason: &reason}))
+	return err
+}
+
+// worker does what answers lead to on disk and in further requests.
+func (l *Loop) worker(ctx context.Context) {
+	saved := l.answered
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.work:
+		}
+		l.mu.Lock()
+		client, stopped, answered := l.workerPlane, l.stopped, l.answered
+		rotate := l.requests.Rotate != nil && !sameTime(l.requests.Rotate, answered.Rotate)
+		l.mu.Unlock()
+		if stopped {
+			if err := l.Store.MarkRevoked(l.Now()); err != nil {
+				l.Log.Error("cannot record that this machine was deleted", "error", err)
+			}
+			continue
+		}
+		if client != nil {
+			wctx, cancel := context.WithTimeout(ctx, workBudget)
+			moved, err := l.Store.Advance(wctx, client, rotate)
+			cancel()
+			if err != nil && ctx.Err() == nil {
+				l.Log.Warn("credential did not advance", "error", err)
+			}
+			if moved {
+				l.Log.Info("credential rotated, presenting the next generation")
+				l.Kick()
+			}
+		}
+		if l.Answered != nil && answered.Rotate != nil && !sameTime(answered.Rotate, saved.Rotate) {
+			if err := l.Answered.Save(answered); err != nil {
+				l.Log.Warn("cannot record an answered request", "error", err)
+			} else {
+				saved = answered
+			}
+		}
+	}
+}

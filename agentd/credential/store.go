@@ -1,0 +1,557 @@
+package credential
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"time"
+
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+)
+
+// Names of the files.
+const (
+	CurrentFile  = "credential"
+	NextFile     = "credential.next"
+	PreviousFile = "credential.previous"
+	PlaneFile    = "plane.json"
+	GateFile     = "gate"
+	rowFile      = "row.json"
+	revokedFile  = "revoked"
+	replacedFile = "credential.replaced"
+)
+
+type slot int
+
+// The order in which credentials are tried.
+const (
+	next slot = iota
+	current
+	previous
+	slots
+)
+
+var names = [slots]string{NextFile, CurrentFile, PreviousFile}
+
+// Plane says where the plane is and what vouches for it.
+type Plane struct {
+	URL      string
+	RootsPEM string // or "system"
+}
+
+// Row is the row that the plane confirmed last. It outlives a restart, so that
+// a data path can still be matched while the plane is out (R5).
+type Row struct {
+	Machine    string    `json:"machine"`
+	Generation int64     `json:"generation"`
+	At         time.Time `json:"at"`
+}
+
+// rowEvery bounds how old the row on disk may be; it is not worth a write a check.
+const rowEvery = 10 * time.Minute
+
+// Rotator sends a rotation's digest, presenting c. A refusal with the code
+// wire.CodeBehind is told by an error for which Behind reports true.
+type Rotator interface {
+	Rotate(ctx context.Context, c Credential, req wire.RotateRequest) error
+}
+
+// Behind is implemented by a refusal of a superseded credential.
+type Behind interface{ Behind() bool }
+
+// Store is a machine's credential. Its methods may be called from several
+// goroutines; those that use the disk wait for each other.
+type Store struct {
+	fs FS
+	io sync.Mutex // held while the disk or the network is used
+
+	mu       sync.Mutex // memory only
+	held     [slots]*Credential
+	damaged  [slots]string
+	cursor   slot
+	accepted *Credential // presented last with success
+	plane    *Plane
+	gate     *wire.CredentialGate
+	planeErr string
+	row      *Row
+	rowSaved Row
+	revoked  bool
+	state    string
+	problem  string // why the last write did not succeed
+}
+
+// Open reads what is on disk. It never fails: what cannot be read is a state
+// that Status tells, and the other files still serve.
+func Open(d FS) *Store {
+	s := &Store{fs: d}
+	s.Reload()
+	return s
+}
+
+// Reload reads the files again, after another process changed them.
+func (s *Store) Reload() {
+	s.io.Lock()
+	defer s.io.Unlock()
+	s.reload()
+}
+
+func (s *Store) reload() {
+	var held [slots]*Credential
+	var damaged [slots]string
+	for i, name := range names {
+		b, err := s.fs.Read(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			held[i], err = decode(b)
+		}
+		if err != nil {
+			damaged[i] = fmt.Sprintf("%s: %v", name, err)
+		}
+	}
+	// Files of two machines cannot stem from a rotation. The one under the
+	// main name counts.
+	if c := held[current]; c != nil {
+		for _, i := range []slot{next, previous} {
+			o := held[i]
+			if o != nil && (o.Machine != c.Machine || i == next && o.Generation <= c.Generation || i == previous && o.Generation > c.Generation) {
+				damaged[i], held[i] = names[i]+": it does not belong with "+CurrentFile, nil
+			}
+		}
+	}
+	plane, gate, planeErr := s.readPlane()
+	var row *Row
+	var r Row
+	if s.readJSON(rowFile, &r) == nil && wire.IsMachineID(r.Machine) {
+		row = &r
+	}
+	var mark Row
+	revoked := s.readJSON(revokedFile, &mark) == nil
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	same := s.held[s.cursor].is(held[s.cursor]) && s.held[s.cursor] != nil
+	s.held, s.damaged = held, damaged
+	s.plane, s.gate, s.planeErr = plane, gate, planeErr
+	machine := s.machineLocked()
+	s.revoked = revoked && (machine == "" || mark.Machine == machine)
+	if s.row == nil || s.row.Machine != machine {
+		s.row = nil
+		if row != nil && row.Machine == machine {
+			s.row, s.rowSaved = row, *row
+		}
+	}
+	if !same {
+		s.cursor = next
+		s.state = ""
+		s.accepted = nil
+	}
+}
+
+func (s *Store) readJSON(name string, v any) error {
+	b, err := s.fs.Read(name)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, v)
+}
+
+type planeFile struct {
+	URL      string `json:"url"`
+	RootsPEM string `json:"roots_pem"`
+}
+
+func (s *Store) readPlane() (*Plane, *wire.CredentialGate, string) {
+	var p planeFile
+	err := s.readJSON(PlaneFile, &p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, ""
+	}
+	if err == nil {
+		err = checkPlane(wire.CredentialPlane(p))
+	}
+	if err != nil {
+		return nil, nil, fmt.Sprintf("%s: %v", PlaneFile, err)
+	}
+	var gate *wire.CredentialGate
+	if b, err := s.fs.Read(GateFile); err == nil {
+		gate, err = parseGate(string(b))
+		if err != nil {
+			return &Plane{p.URL, p.RootsPEM}, nil, fmt.Sprintf("%s: %v", GateFile, err)
+		}
+	}
+	return &Plane{p.URL, p.RootsPEM}, gate, ""
+}
+
+// parseGate reads the gate file's one line: version and value.
+func parseGate(text string) (*wire.CredentialGate, error) {
+	var g wire.CredentialGate
+	var rest string
+	if n, err := fmt.Sscan(strings.TrimSpace(text), &g.Version, &g.Value, &rest); n != 2 || err == nil {
+		return nil, errDamaged
+	}
+	return &g, nil
+}
+
+// Machine is the machine id that the credential names, or "".
+func (s *Store) Machine() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.machineLocked()
+}
+
+func (s *Store) machineLocked() string {
+	for _, i := range []slot{current, next, previous} {
+		if c := s.held[i]; c != nil {
+			return c.Machine
+		}
+	}
+	return ""
+}
+
+// Plane returns where the plane is, or nil, and the gate token, or nil.
+func (s *Store) Plane() (*Plane, *wire.CredentialGate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.plane, s.gate
+}
+
+// Present returns the credential to present now.
+func (s *Store) Present() (Credential, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range slots {
+		if c := s.held[s.cursor]; c != nil {
+			return *c, true
+		}
+		s.cursor = (s.cursor + 1) % slots
+	}
+	return Credential{}, false
+}
+
+// Accepted says that the plane accepted c for the row that it names.
+func (s *Store) Accepted(c Credential, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.accepted = &c
+	s.state = wire.CredentialOK
+	s.row = &Row{Machine: c.Machine, Generation: c.Generation, At: at}
+}
+
+// Refused says that the plane refused c with a code of the closed vocabulary:
+// wire.CodeUnauthorized, wire.CodeBehind or wire.CodeRevoked.
+func (s *Store) Refused(c Credential, code string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !c.is(s.held[s.cursor]) {
+		return // the files changed meanwhile
+	}
+	switch code {
+	case wire.CodeUnauthorized:
+		s.state = wire.CredentialUnauthorized
+		s.cursor = (s.cursor + 1) % slots
+	case wire.CodeBehind:
+		for _, i := range []slot{next, current} { // the newest first
+			if o := s.held[i]; o != nil && o.Generation > c.Generation {
+				s.cursor = i
+				return
+			}
+		}
+		s.state = wire.CredentialBehind
+	}
+}
+
+// Newest reports whether nothing newer than c is on disk.
+func (s *Store) Newest(c Credential) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.held {
+		if o != nil && o.Generation > c.Generation {
+			return false
+		}
+	}
+	return true
+}
+
+// Status is what is known of the credential, from memory.
+type Status struct {
+	State      string // one of wire's Credential constants
+	Machine    string
+	Generation int64 // of the one that is presented
+	Row        *Row
+	Plane      string
+	Gate       int64    // version, 0: none
+	Problem    string   // why the last write did not succeed
+	Damaged    []string // files that cannot be read, and why
+	Revoked    bool
+}
+
+// Status tells without touching the disk.
+func (s *Store) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{State: s.state, Machine: s.machineLocked(), Problem: s.problem, Revoked: s.revoked}
+	for i := range slots {
+		if c := s.held[(s.cursor+i)%slots]; c != nil {
+			st.Generation = c.Generation
+			break
+		}
+	}
+	for _, d := range s.damaged {
+		if d != "" {
+			st.Damaged = append(st.Damaged, d)
+		}
+	}
+	if s.planeErr != "" {
+		st.Damaged = append(st.Damaged, s.planeErr)
+	}
+	if s.row != nil {
+		r := *s.row
+		st.Row = &r
+	}
+	if s.plane != nil {
+		st.Plane = s.plane.URL
+	}
+	if s.gate != nil {
+		st.Gate = s.gate.Version
+	}
+	switch {
+	case st.Machine == "":
+		st.State = wire.CredentialMissing
+	case s.revoked:
+		st.State = wire.CredentialRevoked
+	case st.State == "" && s.row != nil:
+		st.State = wire.CredentialOK
+	case st.State == "":
+		st.State = wire.CredentialUnproven
+	}
+	return st
+}
+
+// Advance does what the last success makes possible: it promotes a next that
+// was accepted, and starts or repeats a rotation. rotate asks for one; the
+// first generation, whose secret travelled, is always rotated away (R1).
+// moved reports that another credential is to be presented now.
+func (s *Store) Advance(ctx context.Context, r Rotator, rotate bool) (moved bool, err error) {
+	s.io.Lock()
+	defer s.io.Unlock()
+	s.mu.Lock()
+	acc := s.accepted
+	s.mu.Unlock()
+	if acc == nil {
+		return false, nil
+	}
+	target, err := s.prepare(acc, rotate)
+	if err != nil || target == nil {
+		return false, err
+	}
+	// The files may be changed by an install during the request; the cursor
+	// moves only if the target still stands.
+	err = r.Rotate(ctx, *acc, wire.RotateRequest{Generation: target.Generation, Digest: target.Secret.Digest().Hex()})
+	var b Behind
+	if err != nil && !(errors.As(err, &b) && b.Behind()) {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range slots {
+		if s.held[i].is(target) {
+			s.cursor = i
+			s.accepted = nil // Advance has nothing more to do until the next success
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// prepare is Advance's part on disk. It returns the credential to rotate to.
+func (s *Store) prepare(acc *Credential, rotate bool) (target *Credential, err error) {
+	unlock, err := s.fs.Lock()
+	if err != nil {
+		return nil, s.wrote(err)
+	}
+	defer unlock()
+	s.reloadChanged()
+	s.mu.Lock()
+	held, damaged, row := s.held, s.damaged, s.row
+	stale := s.accepted == nil
+	s.mu.Unlock()
+	if stale {
+		return nil, nil
+	}
+	if acc.is(held[next]) {
+		if err := s.promote(held, damaged); err != nil {
+			return nil, s.wrote(fmt.Errorf("cannot promote credential: %w", err))
+		}
+		s.mu.Lock()
+		held, damaged = s.held, s.damaged
+		s.mu.Unlock()
+	}
+	s.saveRow(row)
+	for _, c := range held {
+		if c != nil && c.Generation == acc.Generation+1 {
+			return c, nil
+		}
+	}
+	newest := true
+	for _, c := range held {
+		newest = newest && (c == nil || c.Generation <= acc.Generation)
+	}
+	if !newest || !rotate && acc.Generation > 1 {
+		return nil, s.wrote(nil)
+	}
+	c := &Credential{Machine: acc.Machine, Generation: acc.Generation + 1, Secret: secret.New("fm_")}
+	if err := s.stage(c, damaged[next] != ""); err != nil {
+		return nil, s.wrote(fmt.Errorf("cannot write next credential: %w", err))
+	}
+	s.wrote(nil)
+	return c, nil
+}
+
+// reloadChanged adopts what another process put under the main name.
+func (s *Store) reloadChanged() {
+	b, err := s.fs.Read(CurrentFile)
+	var c *Credential
+	if err == nil {
+		c, _ = decode(b)
+	}
+	s.mu.Lock()
+	same := c.is(s.held[current]) || c == nil && s.held[current] == nil
+	s.mu.Unlock()
+	if !same {
+		s.reload()
+	}
+}
+
+// wrote records how the last write went.
+func (s *Store) wrote(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problem = ""
+	if err != nil {
+		s.problem = err.Error()
+	}
+	return err
+}
+
+// stage puts c under credential.next (step 1).
+func (s *Store) stage(c *Credential, damaged bool) error {
+	if damaged {
+		if err := s.fs.Rename(NextFile, NextFile+".damaged"); err != nil {
+			return err
+		}
+	}
+	if err := replace(s.fs, NextFile, encode(c)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[next], s.damaged[next] = c, ""
+	if s.cursor == next {
+		s.cursor = current // what works stays in use until the plane has heard
+	}
+	return nil
+}
+
+// promote makes next current and current previous (step 4).
+func (s *Store) promote(held [slots]*Credential, damaged [slots]string) error {
+	switch {
+	case damaged[current] != "":
+		if err := s.fs.Rename(CurrentFile, CurrentFile+".damaged"); err != nil {
+			return err
+		}
+	case held[current] != nil:
+		if damaged[previous] != "" {
+			if err := s.fs.Rename(PreviousFile, PreviousFile+".damaged"); err != nil {
+				return err
+			}
+		}
+		if err := s.keepPrevious(held[current]); err != nil {
+			return err
+		}
+	}
+	if err := s.fs.Rename(NextFile, CurrentFile); err != nil {
+		return err
+	}
+	if err := s.fs.SyncDir(); err != nil {
+		return err
+	}
+	b, err := s.fs.Read(CurrentFile)
+	if err != nil {
+		return err
+	}
+	if c, err := decode(b); err != nil || !c.is(held[next]) {
+		return errors.New("what was promoted does not read back")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held[current] != nil {
+		s.held[previous] = held[current]
+		s.damaged[previous] = ""
+	}
+	s.held[current], s.held[next] = held[next], nil
+	s.damaged[current] = ""
+	if s.cursor == next {
+		s.cursor = current
+	}
+	return nil
+}
+
+// keepPrevious makes credential.previous hold what credential holds. A link
+// needs no space; where there are none, a copy serves.
+func (s *Store) keepPrevious(c *Credential) error {
+	tmp := PreviousFile + ".tmp"
+	if err := s.fs.Remove(tmp); err != nil {
+		return err
+	}
+	if err := s.fs.Link(CurrentFile, tmp); err != nil {
+		return replace(s.fs, PreviousFile, encode(c))
+	}
+	if err := s.fs.Rename(tmp, PreviousFile); err != nil {
+		return err
+	}
+	// Renaming one link of a file over another does nothing and leaves both.
+	if err := s.fs.Remove(tmp); err != nil {
+		return err
+	}
+	return s.fs.SyncDir()
+}
+
+// saveRow writes the confirmed row now and then. Losing one is harmless.
+func (s *Store) saveRow(row *Row) {
+	s.mu.Lock()
+	saved := s.rowSaved
+	s.mu.Unlock()
+	if row == nil || saved.Machine == row.Machine && saved.Generation == row.Generation && row.At.Sub(saved.At) < rowEvery {
+		return
+	}
+	b, err := json.Marshal(row)
+	if err != nil || replace(s.fs, rowFile, b) != nil {
+		return
+	}
+	s.mu.Lock()
+	s.rowSaved = *row
+	s.mu.Unlock()
+}
+
+// MarkRevoked records that the plane said, twice, that the machine was
+// deleted. The credential stays; nothing but an install clears the mark.
+func (s *Store) MarkRevoked(at time.Time) error {
+	s.mu.Lock()
+	s.revoked = true
+	machine := s.machineLocked()
+	s.mu.Unlock()
+	s.io.Lock()
+	defer s.io.Unlock()
+	b, err := json.Marshal(Row{Machine: machine, At: at})
+	if err == nil {
+		err = replace(s.fs, revokedFile, b)
+	}
+	return err
+}

@@ -1,0 +1,251 @@
+// Package plane is the machine's way to the plane: short outbound HTTPS
+// requests, each with a deadline on connecting, writing and answering (R17).
+// It verifies with the roots it was given and nothing else, follows no
+// redirect, and reads no more than a bounded answer.
+//
+// It turns whatever comes back into the closed vocabulary of refusals (R22):
+// what is not exactly one of them is not believed, whatever its status says,
+// since a captive portal answers too.
+//
+// The package knows nothing of files, schedules or what a refusal leads to.
+package plane
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"fleet.example/fleet/agentd/credential"
+	"fleet.example/fleet/core/wire"
+)
+
+// Deadlines of one request.
+const (
+	connectTimeout = 10 * time.Second
+	writeTimeout   = 10 * time.Second
+	answerTimeout  = 15 * time.Second
+	totalTimeout   = 30 * time.Second
+
+	maxRetryAfter = time.Hour
+)
+
+// Client talks to one plane. It is safe for concurrent use.
+type Client struct {
+	base string
+	gate string
+	http *http.Client
+	tr   *http.Transport
+}
+
+// New makes a client that trusts p's roots alone.
+func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
+	var roots *x509.CertPool // nil: the system's
+	if p.RootsPEM != "system" {
+		roots = x509.NewCertPool()
+		if !roots.AppendCertsFromPEM([]byte(p.RootsPEM)) {
+			return nil, errors.New("the plane's roots hold no certificate")
+		}
+	}
+	tr := &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            dial,
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots},
+		TLSHandshakeTimeout:    connectTimeout,
+		ResponseHeaderTimeout:  answerTimeout,
+		MaxIdleConns:           2,
+		MaxIdleConnsPerHost:    1,
+		MaxConnsPerHost:        2,
+		MaxResponseHeaderBytes: 16 << 10,
+		WriteBufferSize:        2 << 10,
+		ReadBufferSize:         2 << 10,
+		DisableCompression:     true,
+	}
+	c := &Client{base: strings.TrimRight(p.URL, "/"), tr: tr, http: &http.Client{
+		Transport:     tr,
+		Timeout:       totalTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+	if gate != nil {
+		c.gate = gate.Value
+	}
+	return c, nil
+}
+
+// deadlineConn bounds every write; net/http bounds the rest.
+type deadlineConn struct{ net.Conn }
+
+func (c deadlineConn) Write(b []byte) (int, error) {
+	c.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return c.Conn.Write(b)
+}
+
+func dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	// No keepalive probes: the next check notices a dead connection, and a
+	// laptop need not be woken for it.
+	d := net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: false}, KeepAlive: -1}
+	c, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return deadlineConn{c}, nil
+}
+
+// Close drops the kept connection.
+func (c *Client) Close() { c.tr.CloseIdleConnections() }
+
+// Refusal is an answer that is not a success.
+type Refusal struct {
+	// Code is wire.CodeUnauthorized, CodeBehind, CodeRevoked or CodeBusy, or
+	// empty: then nothing is to be concluded but that it did not work.
+	Code       string
+	Status     int
+	Machine    string // with CodeRevoked: which one, as the answer says
+	RetryAfter time.Duration
+	Message    string
+}
+
+func (r *Refusal) Error() string {
+	if r.Code != "" {
+		return "the plane answers " + r.Code
+	}
+	return r.Message
+}
+
+// Behind reports a refusal of a superseded credential.
+func (r *Refusal) Behind() bool { return r.Code == wire.CodeBehind }
+
+// Check makes one check.
+func (c *Client) Check(ctx context.Context, cred credential.Credential, mark wire.CheckMark, body []byte) (*wire.CheckAnswer, error) {
+	var answer wire.CheckAnswer
+	if err := c.post(ctx, wire.PathCheck, cred, mark.String(), body, &answer); err != nil {
+		return nil, err
+	}
+	if err := checkAnswer(&answer, cred.Machine); err != nil {
+		return nil, err
+	}
+	return &answer, nil
+}
+
+// checkAnswer refuses an answer that is not for this machine, and smooths what
+// only advises.
+func checkAnswer(a *wire.CheckAnswer, machine string) error {
+	if a.Machine != machine {
+		return &Refusal{Status: http.StatusOK, Message: "the answer does not name this machine"}
+	}
+	for _, v := range []*float64{&a.IntervalS, &a.MinGapS, &a.TestFloorS} {
+		if math.IsNaN(*v) || *v < 0 || *v > 30*24*3600 {
+			*v = 0
+		}
+	}
+	if _, err := wire.ParseCheckMark("instance=x; seq=1; mark=" + a.Mark); err != nil {
+		a.Mark = ""
+	}
+	return nil
+}
+
+// Rotate sends the digest of the next generation, presenting cred.
+func (c *Client) Rotate(ctx context.Context, cred credential.Credential, req wire.RotateRequest) error {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	var answer wire.RotateAnswer
+	if err := c.post(ctx, wire.PathRotate, cred, "", body, &answer); err != nil {
+		return err
+	}
+	if answer.Machine != cred.Machine || answer.Generation != req.Generation {
+		return &Refusal{Status: http.StatusOK, Message: "the answer confirms another rotation"}
+	}
+	return nil
+}
+
+func (c *Client) post(ctx context.Context, path string, cred credential.Credential, mark string, body []byte, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+cred.Machine+"."+cred.Secret.Reveal())
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "fleet-agent")
+	if mark != "" {
+		req.Header.Set(wire.HeaderCheck, mark)
+	}
+	if c.gate != "" {
+		req.Header.Set(wire.HeaderGate, c.gate)
+	}
+	// Both requests may be repeated, so a kept connection that turns out to be
+	// closed is replaced at once. The name alone says so; nothing is sent.
+	req.Header["X-Idempotency-Key"] = nil
+	resp, err := c.http.Do(req)
+	if err != nil {
+		c.Close() // a connection that failed is not used again (R17)
+		return explain(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, wire.MaxAnswer+1))
+	if err == nil && len(b) > wire.MaxAnswer {
+		err = &Refusal{Status: resp.StatusCode, Message: "the answer is too long"}
+	}
+	if err != nil {
+		c.Close()
+		return explain(err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		if err := json.Unmarshal(b, into); err != nil {
+			return &Refusal{Status: resp.StatusCode, Message: "the answer is not the plane's: not the expected JSON"}
+		}
+		return nil
+	}
+	return refusal(resp.StatusCode, resp.Header.Get("Retry-After"), b)
+}
+
+// refusal reads an answer that is no success. Status and code must agree.
+func refusal(status int, retryAfter string, body []byte) *Refusal {
+	r := &Refusal{Status: status, Message: "the plane answers with status " + strconv.Itoa(status)}
+	if s, err := strconv.ParseFloat(strings.TrimSpace(retryAfter), 64); err == nil && s > 0 && !math.IsInf(s, 0) {
+		r.RetryAfter = time.Duration(min(s, maxRetryAfter.Seconds()) * float64(time.Second))
+	}
+	var doc wire.Error
+	if json.Unmarshal(body, &doc) != nil || doc.Error.Code == "" {
+		r.Message = fmt.Sprintf("an answer with status %d that is not the plane's; a captive portal or a proxy may stand between", status)
+		if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+			r.Code = wire.CodeBusy
+		}
+		return r
+	}
+	agreed := map[string]int{wire.CodeUnauthorized: 401, wire.CodeBehind: 409, wire.CodeRevoked: 410}
+	switch code := doc.Error.Code; {
+	case agreed[code] == status:
+		r.Code, r.Machine = code, doc.Error.Machine
+	case status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests:
+		r.Code = wire.CodeBusy
+	}
+	return r
+}
+
+// explain puts the commonest failures into words that say what to look at.
+func explain(err error) error {
+	var expired x509.CertificateInvalidError
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
+	switch {
+	case errors.As(err, &expired) && expired.Reason == x509.Expired:
+		return fmt.Errorf("the plane's certificate is not valid at this machine's time; is its clock right? (%w)", err)
+	case errors.As(err, &unknown):
+		return fmt.Errorf("what answers is not the plane: its certificate is not from the plane's roots (%w)", err)
+	case errors.As(err, &name):
+		return fmt.Errorf("what answers is not the plane: its certificate is for another name (%w)", err)
+	}
+	return err
+}
