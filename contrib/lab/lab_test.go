@@ -58,9 +58,10 @@ func ssh(t *testing.T, l *lab.Lab, h *lab.Host, command string, options ...strin
 	if err := os.WriteFile(known, []byte(h.KnownHosts()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10",
-		"-o", "UserKnownHostsFile=" + known, "-i", l.KeyPath()}, options...)
-	args = append(args, h.Accounts()[0].Name+"@"+h.Addr(), command)
+	// ssh takes the first value of an option.
+	args := append([]string{"-F", "none"}, options...)
+	args = append(args, "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10",
+		"-o", "UserKnownHostsFile="+known, "-i", l.KeyPath(), h.Accounts()[0].Name+"@"+h.Addr(), command)
 	cmd := exec.CommandContext(bound(t, 30*time.Second), "ssh", args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

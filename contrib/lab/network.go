@@ -58,6 +58,11 @@ table ip lab {
 		oifname "outer" ip daddr %[3]s accept
 		ip saddr . ip daddr @allowed accept
 	}
+	chain input {
+		# Silence for what has no mapping: the router's own TCP would answer with a reset.
+		type filter hook input priority filter; policy drop;
+		iifname "lo" accept
+	}
 	chain translate {
 		type nat hook postrouting priority srcnat;
 		oifname "outer" masquerade
