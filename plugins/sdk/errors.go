@@ -26,7 +26,7 @@ var kept = []struct {
 	{codes.NotFound, fs.ErrNotExist},
 	{codes.PermissionDenied, ErrDenied},
 	{codes.PermissionDenied, fs.ErrPermission},
-	{codes.Unavailable, ErrUnreachable},
+	{codes.FailedPrecondition, ErrUnreachable},
 	{codes.Unimplemented, ErrUnsupported},
 	{codes.InvalidArgument, ErrInvalid},
 	{codes.DeadlineExceeded, context.DeadlineExceeded},
@@ -59,6 +59,7 @@ func ErrorToWire(err error) error {
 type remoteError struct {
 	text    string
 	meaning error
+	lost    bool
 }
 
 func (e *remoteError) Error() string { return e.text }
@@ -79,5 +80,12 @@ func ErrorFromWire(err error) error {
 			return &remoteError{text: s.Message(), meaning: k.err}
 		}
 	}
-	return &remoteError{text: s.Message()}
+	return &remoteError{text: s.Message(), lost: s.Code() == codes.Unavailable}
+}
+
+// ConnectionLost reports whether an error that ErrorFromWire gave says that the
+// other process is gone. Neither side sends that code by itself.
+func ConnectionLost(err error) bool {
+	var r *remoteError
+	return errors.As(err, &r) && (r.lost || r.meaning == context.Canceled)
 }

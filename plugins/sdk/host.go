@@ -26,7 +26,7 @@ type Host interface {
 	// Run runs a program and waits for it. There is no shell on the way and the
 	// environment is the account's plain one. A non-zero exit is a result and
 	// not an error; an error means that the program did not run or that nobody
-	// knows how it ended. In PhaseUnconfirmed only commands that the plugin's
+	// knows how it ended. Before PhaseChange only commands that the plugin's
 	// Description lists are run, never as root and never with input.
 	Run(ctx context.Context, c Command) (Result, error)
 

@@ -152,7 +152,7 @@ const (
 //
 // Errors: NOT_FOUND for a path or program that is not there, PERMISSION_DENIED
 // for what the account may not do or what is not allowed in this phase,
-// UNAVAILABLE when the machine cannot be reached any more.
+// FAILED_PRECONDITION when the machine cannot be reached.
 type HostServiceClient interface {
 	// Facts are what the host knows of the machine. Cheap: gathered once.
 	Facts(ctx context.Context, in *FactsRequest, opts ...grpc.CallOption) (*FactsResponse, error)
@@ -247,7 +247,7 @@ func (c *hostServiceClient) Progress(ctx context.Context, in *ProgressRequest, o
 //
 // Errors: NOT_FOUND for a path or program that is not there, PERMISSION_DENIED
 // for what the account may not do or what is not allowed in this phase,
-// UNAVAILABLE when the machine cannot be reached any more.
+// FAILED_PRECONDITION when the machine cannot be reached.
 type HostServiceServer interface {
 	// Facts are what the host knows of the machine. Cheap: gathered once.
 	Facts(context.Context, *FactsRequest) (*FactsResponse, error)

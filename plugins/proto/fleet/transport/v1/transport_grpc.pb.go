@@ -41,7 +41,7 @@ type TransportServiceClient interface {
 	//	S  what follows on this connection is the stream, which the plugin
 	//	   copies in both directions until either end closes
 	//
-	// It answers after that. Errors: UNAVAILABLE with the reason in the words of
+	// It answers after that. Errors: FAILED_PRECONDITION with the reason in the words of
 	// the system (connection refused, no route to host), NOT_FOUND for a name
 	// that does not resolve, DEADLINE_EXCEEDED when connecting takes too long.
 	Dial(ctx context.Context, in *DialRequest, opts ...grpc.CallOption) (*DialResponse, error)
@@ -82,7 +82,7 @@ type TransportServiceServer interface {
 	//	S  what follows on this connection is the stream, which the plugin
 	//	   copies in both directions until either end closes
 	//
-	// It answers after that. Errors: UNAVAILABLE with the reason in the words of
+	// It answers after that. Errors: FAILED_PRECONDITION with the reason in the words of
 	// the system (connection refused, no route to host), NOT_FOUND for a name
 	// that does not resolve, DEADLINE_EXCEEDED when connecting takes too long.
 	Dial(context.Context, *DialRequest) (*DialResponse, error)

@@ -1,0 +1,193 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-plugin/runner"
+)
+
+// process runs one plugin for go-plugin. It differs from go-plugin's own runner
+// in what it gives the plugin as standard input, in that it ends the whole
+// process group, and in that nothing waits for pipes that a lost descendant
+// keeps open.
+type process struct {
+	cmd  *exec.Cmd
+	name string
+
+	stdin          *os.File // our end of the pipe whose closing means "the host is gone"
+	stdout, stderr *os.File // our ends
+	theirs         []*os.File
+
+	exited chan struct{} // closed once the process is gone and its group killed
+	state  error         // of the exit; read after exited
+	once   sync.Once
+}
+
+// drainTime is how long what a dead plugin wrote may take to be read.
+const drainTime = 250 * time.Millisecond
+
+func newProcess(name string, cmd *exec.Cmd) (*process, error) {
+	p := &process{cmd: cmd, name: name, exited: make(chan struct{})}
+	var err error
+	pipe := func() (r, w *os.File) {
+		if err == nil {
+			r, w, err = os.Pipe()
+		}
+		return r, w
+	}
+	inR, inW := pipe()
+	outR, outW := pipe()
+	errR, errW := pipe()
+	p.stdin, p.stdout, p.stderr, p.theirs = inW, outR, errR, []*os.File{inR, outW, errW}
+	if err != nil {
+		p.closeAll()
+		return nil, err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = inR, outW, errW
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	dieWithParent(cmd.SysProcAttr)
+	return p, nil
+}
+
+func (p *process) closeAll() {
+	for _, f := range append(p.theirs, p.stdin, p.stdout, p.stderr) {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Start starts the process from a thread that stays for as long as it lives,
+// since the kernel's signal about the parent is about that thread.
+func (p *process) Start(context.Context) error {
+	started := make(chan error, 1)
+	go func() { // ends with the process, which Kill ends
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		for _, f := range p.theirs {
+			f.Close()
+		}
+		started <- err
+		if err != nil {
+			return
+		}
+		p.wait()
+	}()
+	err := <-started
+	if err != nil {
+		p.closeAll()
+		p.state = err
+		close(p.exited)
+	}
+	return err
+}
+
+// wait kills the group while its leader is dead but not yet reaped, so that the
+// group's number cannot have been given to another. Where the system cannot
+// wait so, the moment between is the best there is.
+func (p *process) wait() {
+	pid := p.cmd.Process.Pid
+	unreaped := awaitExit(pid)
+	if unreaped {
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // none left is fine
+	}
+	p.state = p.cmd.Wait()
+	if !unreaped {
+		_ = syscall.Kill(-pid, syscall.SIGKILL)
+	}
+	close(p.exited)
+	p.stdin.Close()
+	time.AfterFunc(drainTime, func() {
+		p.stdout.Close()
+		p.stderr.Close()
+	})
+}
+
+func (p *process) Wait(ctx context.Context) error {
+	select {
+	case <-p.exited:
+		return p.state
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Kill ends the process group.
+func (p *process) Kill(context.Context) error {
+	p.once.Do(func() {
+		select {
+		case <-p.exited: // the group is gone with it
+		default:
+			if p.cmd.Process != nil {
+				_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+				_ = p.cmd.Process.Kill()
+			}
+		}
+	})
+	return nil
+}
+
+func (p *process) Stdout() io.ReadCloser { return quiet{p.stdout} }
+func (p *process) Stderr() io.ReadCloser { return quiet{p.stderr} }
+func (p *process) Name() string          { return p.name }
+
+func (p *process) ID() string {
+	if p.cmd.Process == nil {
+		return ""
+	}
+	return strconv.Itoa(p.cmd.Process.Pid)
+}
+
+// Diagnose has nothing to add: the catalog says what went wrong.
+func (p *process) Diagnose(context.Context) string { return "" }
+
+func (p *process) PluginToHost(network, addr string) (string, string, error) {
+	return network, addr, nil
+}
+
+func (p *process) HostToPlugin(network, addr string) (string, string, error) {
+	return network, addr, nil
+}
+
+var _ runner.Runner = (*process)(nil)
+
+// ended says how the process ended, or that it did not.
+func (p *process) ended() string {
+	select {
+	case <-p.exited:
+	default:
+		return ""
+	}
+	var exit *exec.ExitError
+	switch {
+	case p.state == nil:
+		return "exit status 0"
+	case errors.As(p.state, &exit):
+		return exit.Error()
+	}
+	return fmt.Sprint(p.state)
+}
+
+// quiet turns the closing of our own end into an ordinary end of file.
+type quiet struct{ f *os.File }
+
+func (q quiet) Read(b []byte) (int, error) {
+	n, err := q.f.Read(b)
+	if errors.Is(err, os.ErrClosed) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (q quiet) Close() error { return q.f.Close() }

@@ -1,0 +1,107 @@
+package catalog
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"fleet.example/fleet/plugins/sdk"
+)
+
+// longestBase is the longest base directory for which every socket's path below
+// it fits into sun_path, which holds 103 bytes on darwin.
+const longestBase = 40
+
+// runDir is the directory of one launch. Its lock is held as long as the host
+// lives; a free lock means that the launch is lost.
+type runDir struct {
+	path string
+	held *os.File
+}
+
+const runLock = "host"
+
+// newRunDir makes a launch's directory and sweeps those of lost launches.
+func (c *Catalog) newRunDir() (*runDir, error) {
+	base, err := c.runBase()
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a directory for the plugin's sockets: %w", err)
+	}
+	sweepRunDirs(base)
+	path, err := os.MkdirTemp(base, sdk.RunDirPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a directory for the plugin's sockets: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(path, runLock), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err != nil {
+		os.RemoveAll(path)
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	return &runDir{path: path, held: f}, nil
+}
+
+func (d *runDir) remove() error {
+	return errors.Join(os.RemoveAll(d.path), d.held.Close())
+}
+
+// runBase is a private directory with a short enough path.
+func (c *Catalog) runBase() (string, error) {
+	base := c.RunBase
+	if base == "" || len(base) > longestBase {
+		base = filepath.Join("/tmp", "fleet-"+strconv.Itoa(os.Geteuid()))
+	}
+	if err := os.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	st, err := os.Lstat(base)
+	if err != nil {
+		return "", err
+	}
+	if !st.IsDir() || st.Mode().Perm()&0o077 != 0 {
+		return "", fmt.Errorf("%s is not a directory closed to others", base)
+	}
+	return base, onlyOursDir(base)
+}
+
+// onlyOursDir is stricter than onlyOurs: not even root's directory will do.
+func onlyOursDir(dir string) error {
+	st, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Uid != uint32(os.Geteuid()) {
+		return fmt.Errorf("%s belongs to somebody else", dir)
+	}
+	return nil
+}
+
+// sweepRunDirs removes what lost launches left. A launch that is just being
+// made has no lock file yet and is left alone.
+func sweepRunDirs(base string) {
+	entries, err := os.ReadDir(base)
+	if err != nil {
+		return // newRunDir says what is wrong
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), sdk.RunDirPrefix) {
+			continue
+		}
+		dir := filepath.Join(base, e.Name())
+		f, err := os.OpenFile(filepath.Join(dir, runLock), os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			_ = os.RemoveAll(dir)
+		}
+		f.Close()
+	}
+}
