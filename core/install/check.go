@@ -1,0 +1,153 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/place"
+	"fleet.example/fleet/core/sshconn"
+	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/plugins/sdk"
+)
+
+// Agent is what an install asks of a machine's agent, over its socket.
+type Agent interface {
+	Identity(ctx context.Context) (wire.Identity, error)
+	Status(ctx context.Context) (wire.AgentStatus, error)
+	Restart(ctx context.Context, reason string) error
+	Close() error
+}
+
+// OpenAgent reaches the agent behind a connection.
+type OpenAgent func(ctx context.Context, c *sshconn.Conn, d place.Dirs) (Agent, error)
+
+// checkTimeout bounds how long the first check may take.
+const checkTimeout = 45 * time.Second
+
+// firstCheck waits until the agent itself says which row the plane gave it.
+func (r *run) firstCheck(ctx context.Context) (bool, string, error) {
+	id, err := r.awaitRow(ctx, time.Time{})
+	if err != nil {
+		return false, "", err
+	}
+	return false, "generation " + fmt.Sprint(id.Generation), nil
+}
+
+// awaitRow waits for a check that succeeded after the given time.
+func (r *run) awaitRow(ctx context.Context, after time.Time) (wire.Identity, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	var last error
+	wait := 20 * time.Millisecond
+	for {
+		id, why, err := r.askRow(ctx)
+		switch {
+		case err != nil:
+			last = err
+		case id.Credential == wire.CredentialRevoked:
+			return id, fault.New(fault.Refused, wire.CodeRevoked, "the plane told the machine that it was deleted").WithHint("fleet install again once its row is gone")
+		case id.Row != nil && !id.Row.ConfirmedAt.Before(after):
+			return id, nil
+		default:
+			last = errors.New(why)
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return id, fault.New(fault.NotYet, "no_check", "the agent runs but has not checked in: %w", last).
+					WithHint("does the machine reach %s? Running this again goes on from here", r.PlaneURL)
+			}
+			return id, ctx.Err()
+		case <-time.After(wait):
+			wait = min(2*wait, time.Second)
+		}
+	}
+}
+
+func (r *run) askRow(ctx context.Context) (id wire.Identity, why string, err error) {
+	a, err := r.Open(ctx, r.conn, r.dirs)
+	if err != nil {
+		return id, "", err
+	}
+	defer a.Close()
+	if id, err = a.Identity(ctx); err != nil || id.Row != nil {
+		return id, "", err
+	}
+	st, err := a.Status(ctx)
+	if err != nil {
+		return id, "", err
+	}
+	why = "no check yet"
+	if st.LastCheck != nil && !st.LastCheck.OK {
+		why = st.LastCheck.Error
+	}
+	return id, why, nil
+}
+
+// match holds the three facts against each other and writes the link (R5).
+func (r *run) match(ctx context.Context) (bool, string, error) {
+	a, err := r.Open(ctx, r.conn, r.dirs)
+	if err != nil {
+		return false, "", err
+	}
+	defer a.Close()
+	id, err := a.Identity(ctx)
+	if err != nil {
+		return false, "", err
+	}
+	row, err := r.Plane.Machine(ctx, r.admitted.Machine)
+	if err != nil {
+		return false, "", err
+	}
+	if err := Match(id, row.ID, r.facts.UID); err != nil {
+		return false, "", err
+	}
+	if row.Presence != wire.Present {
+		return false, "", fault.New(fault.NotYet, "not_present", "the plane shows %s as %s", row.ID, row.Presence)
+	}
+	r.doc.Matched.PlaneRow, r.doc.Machine = true, &row
+	err = r.Links.SaveLink(ctx, state.Link{Machine: row.ID, Name: row.Name, Host: r.o.Host, SSHArgs: r.o.SSH.Args(),
+		Account: r.facts.User, DataDir: r.dirs.Data, Runtime: r.dirs.Runtime, Scope: r.scope, Manager: r.managerName(),
+		Artifact: r.art.ID, Last: "ok", At: time.Now().UTC().Format(time.RFC3339), Audience: id.OrderAudience})
+	return false, row.Name, err
+}
+
+// Match is the three-way match: the account that SSH authenticated, on the
+// host whose key is pinned (the connection sees to that), and the row that the
+// plane gave the agent's credential. selected is the row that the person means.
+func Match(id wire.Identity, selected string, uid int) error {
+	switch {
+	case uid >= 0 && id.UID != uid:
+		return fault.New(fault.Refused, "account_mismatch", "the agent behind the socket runs as uid %d, not as the account that logged in (uid %d)", id.UID, uid)
+	case id.Credential == wire.CredentialRevoked:
+		return fault.New(fault.Refused, wire.CodeRevoked, "the machine was deleted from the plane").WithHint("fleet install admits it again")
+	case id.Row == nil:
+		return fault.New(fault.Refused, "no_row", "the agent has not been confirmed by the plane yet")
+	case id.Row.Machine != selected:
+		return fault.New(fault.Refused, "row_mismatch", "the agent there is %s, and %s was meant", id.Row.Machine, selected).
+			WithHint("fleet host link %s HOST names the right destination", selected)
+	}
+	return nil
+}
+
+// restartAgent makes a running agent become the version that current names. An
+// agent too old to do that itself is restarted by its service manager.
+func (r *run) restartAgent(ctx context.Context, h sdk.Host, spec sdk.Spec) error {
+	err := func() error {
+		a, err := r.Open(ctx, r.conn, r.dirs)
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		return a.Restart(ctx, wire.ReasonUpdate)
+	}()
+	if err == nil {
+		return nil
+	}
+	r.Notef("the agent does not restart by itself (%v), asking the service manager", err)
+	return r.manager.Restart(ctx, h, spec)
+}

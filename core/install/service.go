@@ -1,0 +1,216 @@
+package install
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/place"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/plugins/sdk"
+)
+
+const (
+	serviceName  = "fleet-agent"
+	startTimeout = 30 * time.Second
+	stopTimeout  = 20 * time.Second
+)
+
+// SpecOf is the service of an installation.
+func SpecOf(d place.Dirs, scope, account string) sdk.Spec {
+	return sdk.Spec{Name: serviceName, Scope: sdk.Scope(scope), User: account,
+		Argv:    []string{path.Join(d.Data, place.CurrentLink, "agentd"), "run", "--data", d.Data, "--runtime", d.Runtime},
+		DataDir: d.Data, RuntimeDir: d.Runtime, LogFile: path.Join(d.Data, "log", "service.log"),
+		Latch: path.Join(d.Data, place.LatchFile), StartTimeout: startTimeout, StopTimeout: stopTimeout}
+}
+
+// chooseManager launches the service-manager plugin: the recorded one, the one
+// that was named, or the one that scores best on this machine.
+func (r *run) chooseManager(ctx context.Context) (Manager, error) {
+	want := r.o.Manager
+	if want == "auto" || want == "" {
+		want = ""
+		if r.record != nil && r.record.Scope == r.scope {
+			return r.Launch(ctx, r.record.Manager)
+		}
+	}
+	if want != "" {
+		if r.record != nil && r.record.Manager != want {
+			return nil, fault.New(fault.Refused, "service_manager", "the machine's agent is registered with %s", r.record.Manager).
+				WithHint("fleet uninstall it first to change the service manager")
+		}
+		m, err := r.Launch(ctx, want)
+		if err != nil {
+			return nil, err
+		}
+		d, err := m.Detect(ctx, r.host.For(m.Description()))
+		if err == nil && !usable(d, r.scope) {
+			err = fault.New(fault.Refused, "service_manager", "%s cannot serve here in %s scope: %s", want, r.scope, d.Reason)
+		}
+		if err != nil {
+			return nil, errors.Join(err, m.Close())
+		}
+		return m, nil
+	}
+	var best Manager
+	score := 0
+	var why []string
+	for _, name := range r.Managers {
+		m, err := r.Launch(ctx, name)
+		if err != nil {
+			r.Notef("service plugin %s: %v", name, err)
+			why = append(why, name+": "+err.Error())
+			continue
+		}
+		d, err := m.Detect(ctx, r.host.For(m.Description()))
+		switch {
+		case err != nil:
+			why = append(why, name+": "+err.Error())
+		case !usable(d, r.scope):
+			why = append(why, name+": "+d.Reason)
+		case d.Score > score:
+			if best != nil {
+				best.Close()
+			}
+			best, score = m, d.Score
+			continue
+		}
+		m.Close()
+	}
+	if best == nil {
+		return nil, fault.New(fault.Refused, "service_manager", "no service manager can serve the agent in %s scope: %s", r.scope, strings.Join(why, "; "))
+	}
+	return best, nil
+}
+
+func usable(d sdk.Detection, scope string) bool {
+	return d.Score > 0 && slices.Contains(d.Scopes, sdk.Scope(scope))
+}
+
+// service registers the agent, and starts it unless a person stopped it.
+func (r *run) service(ctx context.Context) (bool, string, error) {
+	h := r.host.For(r.manager.Description())
+	facts, err := h.Facts(ctx)
+	if err != nil {
+		return false, "", err
+	}
+	spec := SpecOf(r.dirs, r.scope, r.facts.User)
+	rendered, err := r.manager.Render(ctx, facts, spec)
+	if err != nil {
+		return false, "", err
+	}
+	changed := false
+	for _, f := range rendered.Files {
+		c, err := r.host.WriteFile(ctx, f.Path, f.Content, f.Mode, f.Owner == "root")
+		if err != nil {
+			return false, "", err
+		}
+		changed = changed || c
+	}
+	if err := r.writeRecord(ctx, rendered); err != nil {
+		return false, "", err
+	}
+	if changed {
+		if err := r.manager.Reload(ctx, h, spec); err != nil {
+			return false, "", err
+		}
+	}
+	before, err := r.manager.Status(ctx, h, spec)
+	if err != nil {
+		return false, "", err
+	}
+	if changed || !before.AtBoot {
+		if err := r.manager.Enable(ctx, h, spec); err != nil {
+			return false, "", err
+		}
+	}
+	detail := r.linger(ctx, h, spec, rendered.Caveats)
+	if r.found.latched {
+		return false, "", fault.New(fault.Refused, "stopped", "the agent is installed and a person stopped it on purpose; an install does not start it").
+			WithHint("fleet start %s", r.admitted.Machine)
+	}
+	running := before.State == sdk.StateRunning
+	switch {
+	case running && r.switched:
+		if err := r.restartAgent(ctx, h, spec); err != nil {
+			return false, "", err
+		}
+	case running && changed:
+		if err := r.manager.Restart(ctx, h, spec); err != nil {
+			return false, "", err
+		}
+	case !running:
+		// Status judges, not the exit code.
+		if err := r.manager.Start(ctx, h, spec); err != nil {
+			r.Notef("start: %v", err)
+		}
+	}
+	if err := awaitRunning(ctx, r.manager, h, spec); err != nil {
+		return false, "", err
+	}
+	return running && !changed && !r.switched, detail, nil
+}
+
+// linger turns lingering on where it matters, and says so where it cannot.
+func (r *run) linger(ctx context.Context, h sdk.Host, spec sdk.Spec, caveats []string) string {
+	said := slices.Clone(caveats)
+	if spec.Scope == sdk.ScopeUser {
+		l, err := r.manager.Linger(ctx, h, spec, false)
+		if err == nil && !l.Enabled {
+			l, err = r.manager.Linger(ctx, h, spec, true)
+		}
+		switch {
+		case errors.Is(err, sdk.ErrUnsupported):
+		case err != nil:
+			said = append(said, "cannot tell whether the account lingers: "+err.Error())
+		case !l.Enabled:
+			said = append(said, "the agent will end with the account's last login: "+l.Remedy)
+		}
+	}
+	return strings.Join(said, "; ")
+}
+
+func awaitRunning(ctx context.Context, m Manager, h sdk.Host, spec sdk.Spec) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout+5*time.Second)
+	defer cancel()
+	wait := 50 * time.Millisecond
+	for {
+		st, err := m.Status(ctx, h, spec)
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		if st.State == sdk.StateRunning {
+			return nil
+		}
+		if st.State == sdk.StateFailed || ctx.Err() != nil {
+			logs, _ := m.Logs(context.WithoutCancel(ctx), h, spec, 5)
+			return fault.New(fault.Failure, "service_failed", "the agent does not run: %s %s", st.State, st.Detail).
+				WithHint("%s", strings.TrimSpace(string(logs)))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+			wait = min(2*wait, time.Second)
+		}
+	}
+}
+
+func (r *run) writeRecord(ctx context.Context, rendered sdk.Rendered) error {
+	rec := wire.ServiceRecord{Schema: wire.SchemaService, Scope: r.scope, Manager: r.manager.Description().Name,
+		Unit: rendered.Unit, Account: r.facts.User, DataDir: r.dirs.Data, RuntimeDir: r.dirs.Runtime}
+	b, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	if _, err := r.host.WriteFile(ctx, path.Join(r.dirs.Data, place.ServiceFile), append(b, '\n'), 0o600, false); err != nil {
+		return fmt.Errorf("cannot write the service record: %w", err)
+	}
+	r.record = &rec
+	return nil
+}
