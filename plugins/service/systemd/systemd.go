@@ -24,7 +24,8 @@ import (
 	"fleet.example/fleet/plugins/sdk"
 )
 
-// Describe says what the plugin is. Its read-only commands are those of Detect.
+// Describe says what the plugin is. Its read-only commands are those of
+// Detect and Status.
 func Describe(version string) sdk.Description {
 	return sdk.Description{
 		Name: "systemd", Version: version, Targets: []string{"linux"},
@@ -33,7 +34,8 @@ func Describe(version string) sdk.Description {
 			{"systemctl", "--version"},
 			{"systemctl", "is-system-running"},
 			{"env", "XDG_RUNTIME_DIR=/run/user/*", "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/*", "systemctl", "--user", "is-system-running"},
-			{"loginctl", "show-user", "*", "--property=Linger", "--value"},
+			{"systemctl", "show", "*", "*", "*"},
+			{"env", "XDG_RUNTIME_DIR=/run/user/*", "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/*", "systemctl", "--user", "show", "*", "*", "*"},
 		},
 	}
 }
@@ -93,10 +95,11 @@ func version(out string) int {
 	if len(fields) < 2 || fields[0] != "systemd" {
 		return 0
 	}
-	n, err := strconv.Atoi(strings.FieldsFunc(fields[1], func(r rune) bool { return r < '0' || r > '9' })[0])
-	if err != nil {
-		return 0
+	digits := fields[1]
+	if i := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		digits = digits[:i] // 254~rc1, 252.39-1~deb12u2
 	}
+	n, _ := strconv.Atoi(digits) // 0 counts as too old
 	return n
 }
 
