@@ -1,0 +1,675 @@
+// Package storetest is the suite that every implementation of store.Store
+// passes. It knows the interface alone.
+package storetest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/audit"
+	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
+)
+
+// Fixture is one store that can be reopened.
+type Fixture interface {
+	// Open opens the store; what was durable before is there.
+	Open(t *testing.T) store.Store
+	// Crash forgets what was not durable, without closing in good order.
+	Crash(t *testing.T, s store.Store)
+}
+
+// Owner and the others are who acts in the suite.
+var (
+	Owner  = machine.By{Actor: "person:dana", Person: "dana", Owner: true}
+	Member = machine.By{Actor: "person:mo", Person: "mo"}
+	Other  = machine.By{Actor: "person:ola", Person: "ola"}
+)
+
+// Run runs the suite. fresh makes a new, empty store's fixture.
+func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
+	for _, c := range []struct {
+		name string
+		f    func(*testing.T, Fixture)
+	}{
+		{"Life", life},
+		{"Admission", admission},
+		{"AdmissionRace", admissionRace},
+		{"Sequence", sequence},
+		{"Ownership", ownership},
+		{"Rotation", rotation},
+		{"RequestsClearOnlyByTheirValue", requests},
+		{"NameAdoption", names},
+		{"Reopen", reopen},
+		{"Persons", persons},
+		{"Tokens", tokens},
+		{"AuditChain", auditChain},
+		{"ManyAtOnce", manyAtOnce},
+		{"Backup", backup},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.f(t, fresh(t)) })
+	}
+	t.Run("Model", func(t *testing.T) { model(t, fresh) })
+}
+
+// Box is a machine as the suite plays one.
+type Box struct {
+	ID       string
+	Secret   secret.Text
+	Instance string
+	Seq      uint64
+	Body     wire.CheckBody
+}
+
+// Running is a body that says so.
+func Running(blockers ...string) wire.CheckBody {
+	b := wire.CheckBody{Name: "box", Lifecycle: wire.Lifecycle{State: wire.SaidRunning}, Readiness: &wire.CheckReadiness{}}
+	for _, code := range blockers {
+		b.Readiness.Blockers = append(b.Readiness.Blockers, wire.Finding{Code: code})
+	}
+	return b
+}
+
+// Stopping is a body that says so.
+func Stopping(reason string) wire.CheckBody {
+	return wire.CheckBody{Lifecycle: wire.Lifecycle{State: wire.SaidStopping, Reason: &reason}}
+}
+
+// Base is the time at which the suite plays. A fixture's store must not take it for
+// long past.
+var Base = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func newBox(t *testing.T, s store.Store, by machine.By) *Box {
+	t.Helper()
+	b := &Box{Secret: secret.New("fm_"), Instance: "a", Body: Running()}
+	a, err := s.Admit(t.Context(), machine.Admission{By: by, Installation: secret.New("").Digest(), Credential: b.Secret.Digest()}, Base)
+	if err != nil || a.Outcome != identity.Made {
+		t.Fatal(a, err)
+	}
+	b.ID = a.Row.ID
+	return b
+}
+
+// send checks with a secret and the box's body.
+func (b *Box) send(t *testing.T, s store.Store, sec secret.Text, at time.Time) store.Checked {
+	t.Helper()
+	b.Seq++
+	out, err := b.raw(t, s, sec, b.Seq, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (b *Box) raw(t *testing.T, s store.Store, sec secret.Text, seq uint64, at time.Time) (store.Checked, error) {
+	t.Helper()
+	digest := secret.Of(fmt.Sprintf("%+v %v", b.Body, b.Body.Readiness)).Digest()
+	return s.Check(t.Context(), store.Check{
+		Machine: b.ID,
+		Check:   machine.Check{Presented: sec.Digest(), Mark: wire.CheckMark{Instance: b.Instance, Seq: seq}, Digest: [16]byte(digest[:16]), At: at},
+		Body:    func() (*wire.CheckBody, error) { c := b.Body; return &c, nil },
+	})
+}
+
+func row(t *testing.T, s store.Store, id string) *machine.Row {
+	t.Helper()
+	r, err := s.Machine(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func life(t *testing.T, f Fixture) { // R23
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Owner)
+	if r := row(t, s, b.ID); !r.LastCheck.IsZero() || r.Owner != "dana" {
+		t.Fatalf("%+v", r)
+	}
+	at := Base.Add(time.Minute)
+	for i := range 3 {
+		if out := b.send(t, s, b.Secret, at.Add(time.Duration(i)*time.Second)); out.Standing != identity.Current || out.Generation != 1 {
+			t.Fatalf("%+v", out)
+		}
+	}
+	if r := row(t, s, b.ID); !r.LastCheck.Equal(at.Add(2*time.Second)) || r.Told.Said != wire.SaidRunning {
+		t.Fatalf("%+v", r)
+	}
+	if out := b.send(t, s, secret.New("fm_"), at); out.Standing != identity.Unknown {
+		t.Fatalf("%+v", out)
+	}
+	stranger := &Box{ID: wire.NewMachineID(), Instance: "a", Body: Running()}
+	if out := stranger.send(t, s, b.Secret, at); out.Standing != identity.Unknown {
+		t.Fatalf("%+v", out)
+	}
+	stranger.ID = "no id at all"
+	if out := stranger.send(t, s, b.Secret, at); out.Standing != identity.Unknown {
+		t.Fatalf("%+v", out)
+	}
+
+	gone, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: at.Add(time.Hour), Delete: true})
+	if err != nil || gone.Deleted == nil {
+		t.Fatal(err)
+	}
+	late := at.Add(2 * time.Hour)
+	if out := b.send(t, s, b.Secret, late); out.Standing != identity.Revoked {
+		t.Fatalf("%+v", out)
+	}
+	_, err = s.Machine(t.Context(), b.ID)
+	var ge *store.GoneError
+	if !errors.As(err, &ge) || ge.Deleted.By != "person:dana" || ge.Deleted.LastPresented == nil || !ge.Deleted.LastPresented.Equal(late) {
+		t.Fatalf("%v", err)
+	}
+	if _, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: at, Delete: true}); !errors.As(err, &ge) {
+		t.Fatal(err)
+	}
+	if _, err := s.Machine(t.Context(), wire.NewMachineID()); !errors.Is(err, store.ErrNotFound) {
+		t.Fatal(err)
+	}
+	clean(t, s)
+}
+
+func clean(t *testing.T, s store.Store) {
+	t.Helper()
+	problems, err := s.Verify(t.Context())
+	if err != nil || len(problems) > 0 {
+		t.Fatal(problems, err)
+	}
+}
+
+func admission(t *testing.T, f Fixture) { // R6, R23
+	s := f.Open(t)
+	defer s.Close()
+	inst := secret.New("").Digest()
+	admit := func(by machine.By, sec secret.Text) (store.Admitted, error) {
+		return s.Admit(t.Context(), machine.Admission{By: by, Installation: inst, Credential: sec.Digest(), Name: "web"}, Base)
+	}
+	first, second, third := secret.New("fm_"), secret.New("fm_"), secret.New("fm_")
+	a, err := admit(Member, first)
+	if err != nil || a.Outcome != identity.Made {
+		t.Fatal(a, err)
+	}
+	id := a.Row.ID
+	if a, err = admit(Member, first); err != nil || a.Outcome != identity.Same || a.Row.ID != id {
+		t.Fatal(a, err)
+	}
+	if _, err = admit(Other, second); !errors.Is(err, machine.ErrNotYours) {
+		t.Fatal(err)
+	}
+	if a, err = admit(Member, second); err != nil || a.Outcome != identity.Replaced || a.Row.ID != id {
+		t.Fatal(a, err)
+	}
+	b := &Box{ID: id, Instance: "a", Body: Running()}
+	if out := b.send(t, s, first, Base); out.Standing != identity.Unknown {
+		t.Fatal(out)
+	}
+	if out := b.send(t, s, second, Base); out.Standing != identity.Current {
+		t.Fatal(out)
+	}
+	if a, err = admit(Owner, third); err != nil || a.Outcome != identity.Living || a.Row.ID != id {
+		t.Fatal(a, err)
+	}
+	if out := b.send(t, s, third, Base); out.Standing != identity.Unknown {
+		t.Fatal(out)
+	}
+	if _, err := s.Edit(t.Context(), id, store.Change{By: Member, At: Base, Delete: true}); err != nil {
+		t.Fatal(err)
+	}
+	if a, err = admit(Other, third); err != nil || a.Outcome != identity.Made || a.Row.ID == id || a.Row.Owner != "ola" {
+		t.Fatal(a, err)
+	}
+	clean(t, s)
+}
+
+func admissionRace(t *testing.T, f Fixture) { // R6: never a second machine for one installation
+	s := f.Open(t)
+	defer s.Close()
+	inst := secret.New("").Digest()
+	ids := make([]string, 16)
+	var wg sync.WaitGroup
+	for i := range ids {
+		wg.Go(func() {
+			a, err := s.Admit(t.Context(), machine.Admission{By: Owner, Installation: inst, Credential: secret.New("fm_").Digest()}, Base)
+			if err == nil {
+				ids[i] = a.Row.ID
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(ids)
+	if u := slices.Compact(ids); len(u) != 1 || u[0] == "" {
+		t.Fatal(u)
+	}
+	clean(t, s)
+}
+
+func sequence(t *testing.T, f Fixture) { // R12
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Owner)
+	at := func(n int) time.Time { return Base.Add(time.Duration(n) * time.Second) }
+	say := func(seq uint64, body wire.CheckBody, n int) *machine.Row {
+		t.Helper()
+		b.Body = body
+		if _, err := b.raw(t, s, b.Secret, seq, at(n)); err != nil {
+			t.Fatal(err)
+		}
+		return row(t, s, b.ID)
+	}
+	say(1, Running(), 1)
+	say(2, Running(), 2)
+	say(5, Running(), 5) // plain: the number lives in memory
+	if r := say(3, Stopping(wire.ReasonPerson), 6); r.Told.Said != wire.SaidRunning || !r.LastCheck.Equal(at(5)) {
+		t.Fatalf("an earlier check changed something: %+v", r)
+	}
+	if r := say(6, Stopping(wire.ReasonPerson), 7); r.Told.Said != wire.SaidStopping || r.Told.Reason != wire.ReasonPerson {
+		t.Fatalf("%+v", r)
+	}
+	if r := say(4, Running(), 8); r.Told.Said != wire.SaidStopping {
+		t.Fatalf("%+v", r)
+	}
+	b.Instance = "b"
+	if r := say(1, Running(), 9); r.Told.Said != wire.SaidRunning || !r.LastCheck.Equal(at(9)) {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func ownership(t *testing.T, f Fixture) { // R8, R13
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Member)
+	name, kind := "x", "rotate"
+	for _, ch := range []store.Change{{Rename: &name}, {Label: &store.LabelChange{Set: map[string]string{"a": "b"}}}, {Ask: &kind}, {Delete: true}} {
+		ch.At = Base
+		for _, by := range []machine.By{Other, {Actor: "person:"}} {
+			ch.By = by
+			if _, err := s.Edit(t.Context(), b.ID, ch); !errors.Is(err, machine.ErrNotYours) {
+				t.Errorf("%+v by %s: %v", ch, by.Actor, err)
+			}
+		}
+	}
+	for _, by := range []machine.By{Member, Owner} {
+		n := "of-" + by.Person
+		if r, err := s.Edit(t.Context(), b.ID, store.Change{By: by, At: Base, Rename: &n}); err != nil || r.Name != n {
+			t.Error(err)
+		}
+	}
+}
+
+func rotation(t *testing.T, f Fixture) { // R20
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Owner)
+	one, two := b.Secret, secret.New("fm_")
+	b.send(t, s, one, Base)
+	rotate := func(by secret.Text, gen int64, d secret.Digest) (identity.Standing, error) {
+		return s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: by.Digest(), Generation: gen, Digest: d, At: Base})
+	}
+	if st, err := rotate(secret.New("fm_"), 2, two.Digest()); err != nil || st != identity.Unknown {
+		t.Fatal(st, err)
+	}
+	for range 2 {
+		if st, err := rotate(one, 2, two.Digest()); err != nil || st != identity.Current {
+			t.Fatal(st, err)
+		}
+	}
+	if _, err := rotate(one, 3, secret.New("fm_").Digest()); !errors.Is(err, identity.ErrGeneration) {
+		t.Fatal(err)
+	}
+	if out := b.send(t, s, one, Base); out.Standing != identity.Current || out.Generation != 1 {
+		t.Fatal(out)
+	}
+	if out := b.send(t, s, two, Base); out.Standing != identity.Next || out.Generation != 2 {
+		t.Fatal(out)
+	}
+	if out := b.send(t, s, two, Base); out.Standing != identity.Current || out.Generation != 2 {
+		t.Fatal(out)
+	}
+	if out := b.send(t, s, one, Base); out.Standing != identity.Behind {
+		t.Fatal(out)
+	}
+	if st, err := rotate(one, 2, secret.New("fm_").Digest()); err != nil || st != identity.Behind {
+		t.Fatal(st, err)
+	}
+	if st, err := rotate(two, 2, two.Digest()); err != nil || st != identity.Current {
+		t.Fatal("the request that was answered late:", st, err)
+	}
+	// Presenting the next generation to rotate promotes it too.
+	three, four := secret.New("fm_"), secret.New("fm_")
+	rotate(two, 3, three.Digest())
+	if st, err := rotate(three, 4, four.Digest()); err != nil || st != identity.Next {
+		t.Fatal(st, err)
+	}
+	if r := row(t, s, b.ID); r.Credential.Generation != 3 || r.Credential.Next.IsZero() {
+		t.Fatalf("%+v", r.Credential)
+	}
+}
+
+func requests(t *testing.T, f Fixture) { // R16
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Owner)
+	b.send(t, s, b.Secret, Base)
+	ask := func(kind string, at time.Time) {
+		t.Helper()
+		if _, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: at, Ask: &kind}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask("logs", Base)
+	ask("logs", Base.Add(time.Second)) // joins the first
+	out := b.send(t, s, b.Secret, Base)
+	if !out.Asked.Logs.Equal(Base) || !out.Asked.Rotate.IsZero() {
+		t.Fatal(out.Asked)
+	}
+	wrong := Base.Add(-time.Second)
+	b.Body.Echo.Logs = &wrong
+	if out = b.send(t, s, b.Secret, Base); !out.Asked.Logs.Equal(Base) {
+		t.Fatal("another value cleared it")
+	}
+	right := Base
+	b.Body.Echo.Logs = &right
+	if out = b.send(t, s, b.Secret, Base); !out.Asked.Logs.IsZero() {
+		t.Fatal(out.Asked)
+	}
+	ask("logs", Base.Add(time.Minute))
+	if out = b.send(t, s, b.Secret, Base); out.Asked.Logs.IsZero() {
+		t.Fatal("a newer request was cleared by an older answer")
+	}
+}
+
+func names(t *testing.T, f Fixture) { // R14
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Owner)
+	for _, step := range []struct{ says, name string }{
+		{"", ""}, {"192.0.2.7", ""}, {"ip-10-0-0-7", ""}, {"Web-1.Example.ORG", "web-1"}, {"other", "web-1"},
+	} {
+		b.Body.Name = step.says
+		b.send(t, s, b.Secret, Base)
+		if r := row(t, s, b.ID); r.Name != step.name {
+			t.Errorf("after %q the name is %q", step.says, r.Name)
+		}
+	}
+	c := newBox(t, s, Owner)
+	mine := "mine"
+	if _, err := s.Edit(t.Context(), c.ID, store.Change{By: Owner, At: Base, Rename: &mine}); err != nil {
+		t.Fatal(err)
+	}
+	c.send(t, s, c.Secret, Base)
+	if r := row(t, s, c.ID); r.Name != "mine" {
+		t.Error(r.Name)
+	}
+}
+
+func reopen(t *testing.T, f Fixture) {
+	s := f.Open(t)
+	b := newBox(t, s, Owner)
+	b.Body = Running("disk_floor")
+	b.send(t, s, b.Secret, Base)
+	b.send(t, s, b.Secret, Base.Add(time.Minute))
+	two := secret.New("fm_")
+	if _, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: b.Secret.Digest(), Generation: 2, Digest: two.Digest(), At: Base}); err != nil {
+		t.Fatal(err)
+	}
+	dead := newBox(t, s, Owner)
+	dead.send(t, s, dead.Secret, Base)
+	if _, err := s.Edit(t.Context(), dead.ID, store.Change{By: Owner, At: Base, Delete: true}); err != nil {
+		t.Fatal(err)
+	}
+	before := row(t, s, b.ID)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = f.Open(t)
+	if s.Epoch().Alive.IsZero() || s.Epoch().Opened.Before(s.Epoch().Alive) {
+		t.Errorf("%+v", s.Epoch())
+	}
+	if after := row(t, s, b.ID); fmt.Sprintf("%+v", after) != fmt.Sprintf("%+v", before) {
+		t.Errorf("\n%+v\n%+v", before, after)
+	}
+	if out := dead.send(t, s, dead.Secret, Base); out.Standing != identity.Revoked {
+		t.Error(out)
+	}
+	if out := b.send(t, s, two, Base); out.Standing != identity.Next {
+		t.Error(out)
+	}
+	// Durable before it was answered: a crash right after keeps it.
+	f.Crash(t, s)
+	s = f.Open(t)
+	defer s.Close()
+	if out := b.send(t, s, b.Secret, Base); out.Standing != identity.Behind {
+		t.Error("the promotion was lost:", out)
+	}
+	if out := b.send(t, s, two, Base); out.Standing != identity.Current {
+		t.Error(out)
+	}
+	clean(t, s)
+}
+
+func login(fp string, inv secret.Text, at time.Time) (store.Login, secret.Text) {
+	session := secret.New("fs_")
+	l := store.Login{Fingerprint: fp, Key: "ssh-ed25519 AAAA", Session: session.Digest(), At: at, ExpiresAt: at.Add(12 * time.Hour)}
+	if !inv.Empty() {
+		l.Invitation = inv.Digest()
+	}
+	return l, session
+}
+
+func persons(t *testing.T, f Fixture) {
+	s := f.Open(t)
+	invite := func(person, role string, life time.Duration) secret.Text {
+		t.Helper()
+		inv := secret.New("fi_")
+		if err := s.Invite(t.Context(), store.Invitation{Actor: "local:init", Digest: inv.Digest(), Person: person, Role: role, At: Base, ExpiresAt: Base.Add(life)}); err != nil {
+			t.Fatal(err)
+		}
+		return inv
+	}
+	try := func(fp string, inv secret.Text, at time.Time) (store.Person, secret.Text, error) {
+		l, sec := login(fp, inv, at)
+		p, err := s.Login(t.Context(), l)
+		return p, sec, err
+	}
+	if _, _, err := try("SHA256:a", secret.Text{}, Base); !errors.Is(err, store.ErrRefused) {
+		t.Fatal(err)
+	}
+	inv := invite("dana", wire.RoleOwner, time.Hour)
+	if _, _, err := try("SHA256:a", inv, Base.Add(2*time.Hour)); !errors.Is(err, store.ErrRefused) {
+		t.Fatal("an expired invitation:", err)
+	}
+	inv = invite("dana", wire.RoleOwner, time.Hour)
+	void := inv
+	inv = invite("dana", wire.RoleOwner, time.Hour)
+	if _, _, err := try("SHA256:a", void, Base); !errors.Is(err, store.ErrRefused) {
+		t.Fatal("a replaced invitation:", err)
+	}
+	p, sess, err := try("SHA256:a", inv, Base)
+	if err != nil || p.Name != "dana" || p.Role != wire.RoleOwner {
+		t.Fatal(p, err)
+	}
+	if _, _, err := try("SHA256:b", inv, Base); !errors.Is(err, store.ErrRefused) {
+		t.Fatal("a used invitation:", err)
+	}
+	if _, _, err := try("SHA256:a", inv, Base); err != nil {
+		t.Fatal("a lost answer locks out:", err)
+	}
+	who, err := s.Principal(t.Context(), sess.Digest(), Base)
+	if err != nil || who.Kind != "person" || who.Name != "dana" || who.Role != wire.RoleOwner || who.Key != "SHA256:a" {
+		t.Fatal(who, err)
+	}
+	if _, err := s.Principal(t.Context(), sess.Digest(), Base.Add(12*time.Hour)); !errors.Is(err, store.ErrNotFound) {
+		t.Fatal(err)
+	}
+	// A member's second key by a recovery raises the role.
+	m := invite("mo", wire.RoleMember, time.Hour)
+	if _, _, err := try("SHA256:m", m, Base); err != nil {
+		t.Fatal(err)
+	}
+	up := invite("mo", wire.RoleOwner, time.Hour)
+	if p, _, err := try("SHA256:m2", up, Base); err != nil || p.Role != wire.RoleOwner {
+		t.Fatal(p, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = f.Open(t)
+	defer func() { s.Close() }()
+	if _, err := s.Principal(t.Context(), sess.Digest(), Base); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Logout(t.Context(), sess.Digest(), Base); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Principal(t.Context(), sess.Digest(), Base); !errors.Is(err, store.ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+func tokens(t *testing.T, f Fixture) {
+	s := f.Open(t)
+	inv := secret.New("fi_")
+	s.Invite(t.Context(), store.Invitation{Actor: "local:init", Digest: inv.Digest(), Person: "mo", Role: wire.RoleMember, At: Base, ExpiresAt: Base.Add(time.Hour)})
+	l, _ := login("SHA256:m", inv, Base)
+	if _, err := s.Login(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	sec := secret.New("ft_")
+	k := store.Token{Name: "ci", Owner: "mo", Scopes: []string{"read"}, CreatedAt: Base, ExpiresAt: Base.Add(time.Hour)}
+	if err := s.CreateToken(t.Context(), k, sec.Digest(), "person:mo"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CreateToken(t.Context(), k, secret.New("ft_").Digest(), "person:mo"); !errors.Is(err, store.ErrExists) {
+		t.Fatal(err)
+	}
+	used := Base.Add(time.Minute)
+	p, err := s.Principal(t.Context(), sec.Digest(), used)
+	if err != nil || p.Kind != "token" || p.Name != "ci" || p.Person != "mo" || !slices.Equal(p.Scopes, []string{"read"}) {
+		t.Fatal(p, err)
+	}
+	if _, err := s.Principal(t.Context(), sec.Digest(), Base.Add(time.Hour)); !errors.Is(err, store.ErrNotFound) {
+		t.Fatal("an expired token:", err)
+	}
+	s.Close()
+	s = f.Open(t)
+	defer func() { s.Close() }()
+	if all, err := s.Tokens(t.Context()); err != nil || len(all) != 1 || !all[0].LastUsed.Equal(used) {
+		t.Fatal(all, err)
+	}
+	if err := s.DeleteToken(t.Context(), "ci", Other, Base); !errors.Is(err, machine.ErrNotYours) {
+		t.Fatal(err)
+	}
+	if err := s.DeleteToken(t.Context(), "ci", Member, Base); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Principal(t.Context(), sec.Digest(), Base); !errors.Is(err, store.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if err := s.Flush(t.Context()); err != nil { // R25: the use that was coalesced brings nothing back
+		t.Fatal(err)
+	}
+	if all, _ := s.Tokens(t.Context()); len(all) != 0 {
+		t.Fatal(all)
+	}
+}
+
+func auditChain(t *testing.T, f Fixture) {
+	s := f.Open(t)
+	defer s.Close()
+	changed := s.AuditChanged()
+	b := newBox(t, s, Owner)
+	select {
+	case <-changed:
+	default:
+		t.Error("an append was not announced")
+	}
+	c := newBox(t, s, Owner)
+	for _, x := range []*Box{b, c} {
+		x.send(t, s, x.Secret, Base)
+	}
+	s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: Base.Add(time.Hour), Delete: true})
+	all, err := s.Audit(t.Context(), store.AuditFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := audit.Genesis
+	var actions []string
+	for _, e := range all.Entries {
+		if head, err = audit.Next(head, e); err != nil {
+			t.Fatal(err)
+		}
+		actions = append(actions, e.Action)
+	}
+	want := []string{"machine.admit", "machine.admit", "machine.name", "machine.name", "machine.delete"}
+	if head != all.Head || !slices.Equal(actions, want) {
+		t.Fatal(head, all.Head, actions)
+	}
+	if got, err := s.AuditHead(t.Context()); err != nil || got != head {
+		t.Fatal(got, err)
+	}
+	for _, q := range []struct {
+		f store.AuditFilter
+		n int
+	}{{store.AuditFilter{Machine: b.ID}, 3}, {store.AuditFilter{After: 3}, 2}, {store.AuditFilter{Limit: 2}, 2}, {store.AuditFilter{Since: Base.Add(time.Minute)}, 1}} {
+		if got, err := s.Audit(t.Context(), q.f); err != nil || len(got.Entries) != q.n || got.Head != head {
+			t.Errorf("%+v: %d entries, %v", q.f, len(got.Entries), err)
+		}
+	}
+}
+
+func manyAtOnce(t *testing.T, f Fixture) {
+	s := f.Open(t)
+	defer s.Close()
+	const n = 700 // more than one page of times
+	boxes := make([]*Box, n)
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			for i := w; i < n; i += 16 {
+				b := newBox(t, s, Owner)
+				b.Body.Name = ""
+				for range 3 {
+					b.send(t, s, b.Secret, Base.Add(time.Duration(i)*time.Second))
+				}
+				boxes[i] = b
+			}
+		})
+	}
+	wg.Wait()
+	got := map[string]time.Time{}
+	err := s.EachMachine(t.Context(), func(r *machine.Row) error {
+		got[r.ID] = r.LastCheck
+		return nil
+	})
+	if err != nil || len(got) != n {
+		t.Fatal(len(got), err)
+	}
+	for i, b := range boxes {
+		if !got[b.ID].Equal(Base.Add(time.Duration(i) * time.Second)) {
+			t.Fatalf("machine %d was heard at %s", i, got[b.ID])
+		}
+	}
+	if st := s.Stats(); st.Machines != n {
+		t.Error(st)
+	}
+	clean(t, s)
+}
+
+func backup(t *testing.T, f Fixture) {
+	s := f.Open(t)
+	defer s.Close()
+	newBox(t, s, Owner)
+	var b bytes.Buffer
+	if err := s.Backup(t.Context(), &b); err != nil || b.Len() == 0 {
+		t.Fatal(b.Len(), err)
+	}
+}
