@@ -156,7 +156,9 @@ func detectionFromWire(p *servicev1.DetectResponse) Detection {
 }
 
 func renderedToWire(r Rendered) *servicev1.RenderResponse {
-	p := &servicev1.RenderResponse{Unit: r.Unit, Caveats: r.Caveats}
+	p := &servicev1.RenderResponse{
+		Unit: r.Unit, Caveats: r.Caveats, StartArgv: r.StartArgv, StopArgv: r.StopArgv, RestartArgv: r.RestartArgv,
+	}
 	for _, f := range r.Files {
 		p.Files = append(p.Files, &servicev1.File{
 			Path: f.Path, Mode: ModeToWire(f.Mode), Owner: f.Owner, Content: f.Content,
@@ -166,7 +168,10 @@ func renderedToWire(r Rendered) *servicev1.RenderResponse {
 }
 
 func renderedFromWire(p *servicev1.RenderResponse) Rendered {
-	r := Rendered{Unit: p.GetUnit(), Caveats: p.GetCaveats()}
+	r := Rendered{
+		Unit: p.GetUnit(), Caveats: p.GetCaveats(),
+		StartArgv: p.GetStartArgv(), StopArgv: p.GetStopArgv(), RestartArgv: p.GetRestartArgv(),
+	}
 	for _, f := range p.GetFiles() {
 		r.Files = append(r.Files, File{
 			Path: f.GetPath(), Mode: modeFromWire(f.GetMode()), Owner: f.GetOwner(), Content: f.GetContent(),

@@ -82,6 +82,9 @@ type Rendered struct {
 	Files   []File
 	Unit    string   // what the manager knows the service by
 	Caveats []string // what cannot be promised on this machine, one sentence each
+	// How the account itself starts, stops and restarts the service on the
+	// machine, without a shell. Empty if it cannot without an administrator.
+	StartArgv, StopArgv, RestartArgv []string
 }
 
 // File is one file to write on a machine.

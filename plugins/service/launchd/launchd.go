@@ -125,6 +125,8 @@ func (Manager) Render(_ context.Context, f sdk.Facts, s sdk.Spec) (sdk.Rendered,
 		if !path.IsAbs(f.Home) {
 			return sdk.Rendered{}, fmt.Errorf("%w: the account has no home directory", sdk.ErrInvalid)
 		}
+		target := domains(f, s)[1] + "/" + j.Label
+		out.StartArgv, out.RestartArgv = []string{"launchctl", "kickstart", target}, []string{"launchctl", "kickstart", "-k", target}
 		j.LimitLoadToSessionType = []string{"Aqua", "Background"}
 		out.Caveats = append(out.Caveats, "A job of the account's own ends with its last login.")
 	}

@@ -91,8 +91,10 @@ func (Manager) Render(_ context.Context, _ sdk.Facts, s sdk.Spec) (sdk.Rendered,
 	line("\texec %s", strings.Join(words, " "))
 	line("}")
 	b.WriteString(supervise)
+	local := func(verb string) []string { return []string{"/bin/sh", scriptPath(s), verb} }
 	r := sdk.Rendered{
-		Unit:  scriptPath(s),
+		Unit:      scriptPath(s),
+		StartArgv: local("start"), StopArgv: local("stop"), RestartArgv: local("restart"),
 		Files: []sdk.File{{Path: scriptPath(s), Mode: 0o700, Owner: s.User, Content: []byte(b.String())}},
 		Caveats: []string{
 			"If the supervising script itself is killed, nothing starts it again before the next reboot.",

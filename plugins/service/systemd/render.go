@@ -85,9 +85,21 @@ func (Manager) Render(_ context.Context, f sdk.Facts, s sdk.Spec) (sdk.Rendered,
 		}
 		file.Path, file.Owner = path.Join(f.Home, ".config/systemd/user", UnitName(s)), s.User
 	}
+	// The system's unit is root's to start, unless the account is root.
+	if s.Scope == sdk.ScopeUser || s.User == "root" {
+		out.StartArgv, out.StopArgv, out.RestartArgv = local(s, "start"), local(s, "stop"), local(s, "restart")
+	}
 	file.Content = []byte(b.String())
 	out.Files = []sdk.File{file}
 	return out, nil
+}
+
+// local is a systemctl command that the account runs on the machine itself.
+func local(s sdk.Spec, verb string) []string {
+	if s.Scope == sdk.ScopeUser {
+		return []string{"systemctl", "--user", verb, UnitName(s)}
+	}
+	return []string{"systemctl", verb, UnitName(s)}
 }
 
 func description(s sdk.Spec) string {

@@ -564,7 +564,14 @@ type RenderResponse struct {
 	// The name that the manager knows the service by, for people and records.
 	Unit string `protobuf:"bytes,2,opt,name=unit,proto3" json:"unit,omitempty"`
 	// What this manager cannot promise on this machine, one sentence each.
-	Caveats       []string `protobuf:"bytes,3,rep,name=caveats,proto3" json:"caveats,omitempty"`
+	Caveats []string `protobuf:"bytes,3,rep,name=caveats,proto3" json:"caveats,omitempty"`
+	// How the account itself starts the service on the machine, without a shell;
+	// empty if it cannot without an administrator.
+	StartArgv []string `protobuf:"bytes,4,rep,name=start_argv,json=startArgv,proto3" json:"start_argv,omitempty"`
+	// How it stops it.
+	StopArgv []string `protobuf:"bytes,5,rep,name=stop_argv,json=stopArgv,proto3" json:"stop_argv,omitempty"`
+	// How it restarts it.
+	RestartArgv   []string `protobuf:"bytes,6,rep,name=restart_argv,json=restartArgv,proto3" json:"restart_argv,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -616,6 +623,27 @@ func (x *RenderResponse) GetUnit() string {
 func (x *RenderResponse) GetCaveats() []string {
 	if x != nil {
 		return x.Caveats
+	}
+	return nil
+}
+
+func (x *RenderResponse) GetStartArgv() []string {
+	if x != nil {
+		return x.StartArgv
+	}
+	return nil
+}
+
+func (x *RenderResponse) GetStopArgv() []string {
+	if x != nil {
+		return x.StopArgv
+	}
+	return nil
+}
+
+func (x *RenderResponse) GetRestartArgv() []string {
+	if x != nil {
+		return x.RestartArgv
 	}
 	return nil
 }
@@ -1587,11 +1615,15 @@ const file_fleet_service_v1_service_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x14\n" +
 	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x18\n" +
-	"\acontent\x18\x04 \x01(\fR\acontent\"l\n" +
+	"\acontent\x18\x04 \x01(\fR\acontent\"\xcb\x01\n" +
 	"\x0eRenderResponse\x12,\n" +
 	"\x05files\x18\x01 \x03(\v2\x16.fleet.service.v1.FileR\x05files\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\x12\x18\n" +
-	"\acaveats\x18\x03 \x03(\tR\acaveats\"U\n" +
+	"\acaveats\x18\x03 \x03(\tR\acaveats\x12\x1d\n" +
+	"\n" +
+	"start_argv\x18\x04 \x03(\tR\tstartArgv\x12\x1b\n" +
+	"\tstop_argv\x18\x05 \x03(\tR\bstopArgv\x12!\n" +
+	"\frestart_argv\x18\x06 \x03(\tR\vrestartArgv\"U\n" +
 	"\rReloadRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.fleet.service.v1.SpecR\x04spec\"\x10\n" +
