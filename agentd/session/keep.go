@@ -134,3 +134,17 @@ func (m *Manager) checkShim() error {
 	c.known, c.sum, c.size, c.mtime = true, sum, st.Size(), st.ModTime()
 	return nil
 }
+
+// SweepSoon sweeps in the background, one at a time; Wait waits for it.
+func (m *Manager) SweepSoon() {
+	if !m.sweeping.CompareAndSwap(false, true) {
+		return
+	}
+	m.background.Go(func() {
+		defer m.sweeping.Store(false)
+		m.Sweep(time.Now())
+	})
+}
+
+// Wait waits for what runs in the background.
+func (m *Manager) Wait() { m.background.Wait() }

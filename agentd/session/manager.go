@@ -72,6 +72,9 @@ type Manager struct {
 	starting map[string]bool
 	lastErr  atomic.Pointer[string] // why the last start went wrong
 	shimSeen shimCheck
+
+	sweeping   atomic.Bool
+	background sync.WaitGroup
 }
 
 // record is what a session's directory says of it. It carries no argument and

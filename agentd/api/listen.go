@@ -1,0 +1,84 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"fleet.example/fleet/agentd/locate"
+)
+
+// maxSockPath is what sun_path holds on every system, without its final zero.
+const maxSockPath = 103
+
+// Listen makes a UNIX socket that only this account reaches: in a directory
+// that is private, with mode 0600, and accepting peers of this account (and
+// root) alone. What stands there is replaced: the caller holds the lock that
+// says that no other agentd serves it.
+func Listen(path string) (net.Listener, error) {
+	if len(path) > maxSockPath {
+		return nil, fmt.Errorf("socket path %s is %d bytes long, at most %d work on every system", path, len(path), maxSockPath)
+	}
+	if err := locate.Prepare(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode()&fs.ModeSocket == 0 {
+		return nil, fmt.Errorf("%s is there and is not a socket", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(true)
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return &guarded{UnixListener: l, slots: make(chan struct{}, maxConns)}, nil
+}
+
+// maxConns bounds the connections of one socket; more wait to be accepted.
+const maxConns = 256
+
+// guarded accepts only peers of this account, and not too many.
+type guarded struct {
+	*net.UnixListener
+	slots chan struct{}
+}
+
+func (g *guarded) Accept() (net.Conn, error) {
+	for {
+		g.slots <- struct{}{}
+		c, err := g.AcceptUnix()
+		if err != nil {
+			<-g.slots
+			return nil, err
+		}
+		uid, err := peerUID(c)
+		if err == nil && (uid == os.Getuid() || uid == 0) {
+			return &slotConn{UnixConn: c, free: func() { <-g.slots }}, nil
+		}
+		c.Close()
+		<-g.slots
+	}
+}
+
+// slotConn gives its place back once, when it is closed.
+type slotConn struct {
+	*net.UnixConn
+	once sync.Once
+	free func()
+}
+
+func (c *slotConn) Close() error {
+	err := c.UnixConn.Close()
+	c.once.Do(c.free)
+	return err
+}

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/hashicorp/go-hclog"
+
+	"fleet.example/fleet/agentd/agent"
+	"fleet.example/fleet/agentd/latch"
+	"fleet.example/fleet/agentd/locate"
+	"fleet.example/fleet/agentd/logfile"
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/place"
+)
+
+func runCommand(version string) *command.Command {
+	return &command.Command{Name: "run", Summary: "run the agent; service managers call this",
+		Help: "With the latch of `agentd stop` in the data directory it ends at once, with exit code 0.\n" +
+			"SIGTERM ends it, SIGHUP makes it read its credential files again.",
+		Run: func(ctx context.Context, c *command.Call) error { return run(ctx, c, version) }}
+}
+
+func run(ctx context.Context, c *command.Call, version string) error {
+	umask := syscall.Umask(0o077)
+	d, acct, err := dirs(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := locate.CheckPrivate(d.Data); err != nil {
+		return fault.New(fault.Failure, "data_unusable", "cannot use data directory: %w", err)
+	}
+	rec, _ := locate.ReadService(d.Data)
+	if latch.Present(d.Data) && (rec == nil || !rec.StayWhenStopped) {
+		c.Notef("agentd: stopped by a person; `agentd start` starts it")
+		return nil
+	}
+	// An agent that waits most of the time is better collected early than
+	// given room. GOGC and GOMEMLIMIT in the environment still win.
+	if c.Getenv("GOGC") == "" {
+		debug.SetGCPercent(30)
+	}
+	if c.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(64 << 20)
+	}
+	file := logfile.Open(filepath.Join(d.Data, place.LogFile))
+	log := hclog.New(&hclog.LoggerOptions{Name: "agentd", Level: hclog.Info, Output: io.MultiWriter(file, c.Stderr)})
+	a := &agent.Agent{Dirs: d, Version: version, Log: log, LogFile: file, Account: acct, Getenv: c.Getenv, Umask: umask}
+	err = a.Run(ctx)
+	switch {
+	case errors.Is(err, agent.ErrHandoff):
+		return handOff(d, log)
+	case errors.Is(err, agent.ErrRunning):
+		return fault.New(fault.Refused, "already_running", "%w: %s", err, d.Data)
+	}
+	return err
+}
+
+// handOff becomes the program that `current` names now, or, if that cannot be,
+// the one that this is.
+func handOff(d place.Dirs, log hclog.Logger) error {
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	for _, program := range []string{filepath.Join(d.Data, place.CurrentLink, "agentd"), self} {
+		err = syscall.Exec(program, os.Args, os.Environ())
+		log.Warn("cannot hand over", "program", filepath.Base(program), "error", err)
+	}
+	return err
+}
