@@ -65,9 +65,15 @@ func (t *tx) append(events ...audit.Event) error {
 
 func seqKey(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
-// do hands an operation to the writer and waits until it is durable or
-// refused. When ctx ends first the operation may still happen.
+// do hands an operation to the writer and waits, but not for ever, until it is
+// durable or refused. When the wait ends first the operation may still happen.
 func (s *Store) do(ctx context.Context, run func(t *tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, waitFor)
+	defer cancel()
+	return s.submit(ctx, run)
+}
+
+func (s *Store) submit(ctx context.Context, run func(t *tx) error) error {
 	o := &op{run: run, done: make(chan error, 1)}
 	s.sending.RLock()
 	if s.closing {
@@ -81,8 +87,6 @@ func (s *Store) do(ctx context.Context, run func(t *tx) error) error {
 		s.sending.RUnlock()
 		return store.ErrBusy
 	}
-	ctx, cancel := context.WithTimeout(ctx, waitFor)
-	defer cancel()
 	select {
 	case err := <-o.done:
 		return err
