@@ -17,6 +17,7 @@ import (
 	plugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/plugins/sdk"
@@ -202,7 +203,7 @@ func (p *Process) startProblem(ctx context.Context, err error, allowed time.Dura
 		return ctx.Err()
 	case strings.Contains(text, "incompatible API version"), strings.Contains(text, "incompatible core API"):
 		return problem(CodeTooNew, "does not speak what it describes: %s", firstLine(text)).WithHint("%s", upgrade)
-	case strings.Contains(text, "Unrecognized remote plugin message") && !strings.Contains(text, "Failed to read any lines"),
+	case strings.Contains(text, "Unrecognized remote plugin message") && p.proc.wrote.Load() > 0,
 		strings.Contains(text, "unsupported plugin protocol"), strings.Contains(text, "parsing"), strings.Contains(text, "unknown address type"):
 		return problem(CodeGarbled, "wrote something that is not fleet's plugin protocol: %s", firstLine(text)).WithHint("%s", upgrade)
 	case p.proc == nil || p.proc.cmd.Process == nil:
@@ -247,6 +248,9 @@ func (hosted) GRPCServer(*plugin.GRPCBroker, *grpc.Server) error { return sdk.Er
 
 // GRPCClient serves the host's part and tells the plugin where it is.
 func (h hosted) GRPCClient(ctx context.Context, b *plugin.GRPCBroker, cc *grpc.ClientConn) (any, error) {
+	if _, err := healthv1.NewHealthClient(cc).Check(ctx, &healthv1.HealthCheckRequest{Service: plugin.GRPCServiceName}); err != nil {
+		return nil, err
+	}
 	ready := make(chan *grpc.Server, 1)
 	id := b.NextId()
 	go func() { // ends when hostServer stops or the broker closes

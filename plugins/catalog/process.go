@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,6 +32,7 @@ type process struct {
 	exited chan struct{} // closed once the process is gone and its group killed
 	state  error         // of the exit; read after exited
 	once   sync.Once
+	wrote  atomic.Int64 // bytes read from standard output
 }
 
 // drainTime is how long what a dead plugin wrote may take to be read.
@@ -138,8 +140,8 @@ func (p *process) Kill(context.Context) error {
 	return nil
 }
 
-func (p *process) Stdout() io.ReadCloser { return quiet{p.stdout} }
-func (p *process) Stderr() io.ReadCloser { return quiet{p.stderr} }
+func (p *process) Stdout() io.ReadCloser { return quiet{p.stdout, &p.wrote} }
+func (p *process) Stderr() io.ReadCloser { return quiet{p.stderr, new(atomic.Int64)} }
 func (p *process) Name() string          { return p.name }
 
 func (p *process) ID() string {
@@ -180,10 +182,14 @@ func (p *process) ended() string {
 }
 
 // quiet turns the closing of our own end into an ordinary end of file.
-type quiet struct{ f *os.File }
+type quiet struct {
+	f *os.File
+	n *atomic.Int64
+}
 
 func (q quiet) Read(b []byte) (int, error) {
 	n, err := q.f.Read(b)
+	q.n.Add(int64(n))
 	if errors.Is(err, os.ErrClosed) {
 		err = io.EOF
 	}
