@@ -247,7 +247,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	a.tokens = &token.Set{}
 	a.sessions = &session.Manager{Dir: filepath.Join(a.Dirs.Data, place.SessionsDir), Run: a.Dirs.Runtime,
 		Shim: filepath.Join(a.programs, "agentd-shim"), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask,
-		Host: a.host, Machine: a.store.Machine, Log: a.Log}
+		Host: a.host, Machine: a.store.Machine, Log: a.Log, Changed: func() { a.probes.Recheck() }}
 	a.sessions.SweepSoon()
 	a.probes = &readiness.Keeper{Program: filepath.Join(a.programs, "agentd-probes"), Data: a.Dirs.Data,
 		Env: a.Account.Environ(a.Getenv), Own: a.findings, Facts: a.writeFacts, Log: a.Log,

@@ -289,15 +289,22 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	s.Log.Follow(r.Context(), n, w, func() { rc.Flush() })
 }
 
-// Serve serves l until the context ends, then waits briefly for requests.
+// Serve serves l until the context ends, then waits briefly for requests that
+// are being answered, such as the one that made agentd end.
 func Serve(ctx context.Context, srv *http.Server, l net.Listener) {
+	down := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		down, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer close(down)
+		sctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if srv.Shutdown(down) != nil {
+		if srv.Shutdown(sctx) != nil {
 			srv.Close()
 		}
 	})
-	defer stop()
 	srv.Serve(l)
+	if stop() {
+		srv.Close() // the listener failed by itself
+		return
+	}
+	<-down
 }

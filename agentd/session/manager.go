@@ -67,6 +67,7 @@ type Manager struct {
 	Host    string
 	Machine func() string
 	Log     hclog.Logger
+	Changed func() // called when Unusable has another answer
 
 	mu       sync.Mutex
 	starting map[string]bool
@@ -147,11 +148,13 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id strin
 		m.mu.Lock()
 		delete(m.starting, id)
 		m.mu.Unlock()
+		var now *string
 		if err != nil {
 			msg := err.Error()
-			m.lastErr.Store(&msg)
-		} else {
-			m.lastErr.Store(nil)
+			now = &msg
+		}
+		if old := m.lastErr.Swap(now); (old == nil) != (now == nil) && m.Changed != nil {
+			m.background.Go(m.Changed)
 		}
 	}()
 	if err := os.MkdirAll(m.Dir, 0o700); err != nil {
@@ -231,16 +234,18 @@ func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 		return fmt.Errorf("cannot configure session host: %w", err)
 	}
 	inW.Close()
-	said, err := io.ReadAll(io.LimitReader(ready, 4<<10))
+	said := make([]byte, 1)
+	_, err = io.ReadFull(ready, said)
 	switch {
-	case len(said) > 0 && said[0] == '+':
+	case err == nil && said[0] == '+':
 		return nil
-	case len(said) > 0:
-		return fmt.Errorf("session host: %s", said[1:])
-	case err != nil:
-		return fmt.Errorf("session host does not answer: %w", err)
-	default:
+	case err == nil:
+		why, _ := io.ReadAll(io.LimitReader(ready, 4<<10))
+		return fmt.Errorf("session host: %s", why)
+	case err == io.EOF:
 		return errors.New("session host ended before it was ready")
+	default:
+		return fmt.Errorf("session host does not answer: %w", err)
 	}
 }
 

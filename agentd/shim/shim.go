@@ -48,6 +48,7 @@ type shim struct {
 func Main() int {
 	debug.SetGCPercent(40)
 	debug.SetMemoryLimit(16 << 20)
+	syscall.CloseOnExec(ReadyFD) // the command must not hold it
 	ready := os.NewFile(ReadyFD, "ready")
 	s, err := setUp(os.Stdin)
 	if err != nil {

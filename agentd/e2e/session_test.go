@@ -1,0 +1,323 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"fleet.example/fleet/core/agentclient"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/wire"
+)
+
+func ctx(t *testing.T) context.Context {
+	c, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return c
+}
+
+func TestSessionKeepsStreamsApartAndReturnsTheExit(t *testing.T) { // R34
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	for _, x := range []struct {
+		argv   []string
+		stdin  string
+		out    string
+		errOut string
+		code   int
+		signal string
+	}{
+		{argv: []string{"sh", "-c", "echo out; echo err >&2; exit 3"}, out: "out\n", errOut: "err\n", code: 3},
+		{argv: []string{"cat"}, stdin: strings.Repeat("input\n", 100_000), out: strings.Repeat("input\n", 100_000)},
+		{argv: []string{"sh", "-c", "kill -TERM $$"}, code: 143, signal: "TERM"},
+		{argv: []string{"true"}},
+		{argv: []string{"printf", "%s|", "a b", "", "*", "$HOME"}, out: "a b||*|$HOME|"},
+		{argv: []string{"no-such-program"}, code: 127},
+		{argv: []string{"/etc/passwd"}, code: 126},
+	} {
+		var out, errOut bytes.Buffer
+		a := agentclient.Attachment{Stdout: &out, Stderr: &errOut}
+		if x.stdin != "" {
+			a.Stdin = strings.NewReader(x.stdin)
+		}
+		id, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: x.argv}, a)
+		if err != nil {
+			t.Fatalf("%v: %v", x.argv, err)
+		}
+		if exit.Code != x.code || exit.Signal != x.signal || out.String() != x.out || errOut.String() != x.errOut || exit.Gone {
+			t.Errorf("%v: exit %+v, %d bytes out, stderr %q", x.argv, exit, out.Len(), errOut.String())
+		}
+		m.await("the exit record", func() bool {
+			s, err := c.Session(ctx(t), id)
+			return err == nil && s.State == wire.SessionExited && s.Exit != nil && s.Exit.Code == x.code
+		})
+	}
+}
+
+func TestSessionEnvironmentIsALogins(t *testing.T) {
+	m, _, _ := installed(t)
+	m.env = append(m.env, "NOTIFY_SOCKET=@nowhere", "FLEET_SECRET_THING=x")
+	m.start()
+	var out bytes.Buffer
+	_, exit, err := m.client().Run(ctx(t), wire.SessionRequest{Argv: []string{"sh", "-c", "env; pwd; umask; ls -l /proc/self/fd | wc -l"}, Env: map[string]string{"ADDED": "yes=1"}, Dir: "/usr"}, agentclient.Attachment{Stdout: &out})
+	if err != nil || exit.Code != 0 {
+		t.Fatal(exit, err)
+	}
+	s := out.String()
+	for _, want := range []string{"HOME=", "USER=", "LOGNAME=", "SHELL=", "PATH=", "ADDED=yes=1\n", "\n/usr\n", "FLEET_SESSION=s_"} {
+		if !strings.Contains(s, want) {
+			t.Errorf("%q is missing in\n%s", want, s)
+		}
+	}
+	for _, not := range []string{"NOTIFY_SOCKET", "FLEET_SECRET_THING"} {
+		if strings.Contains(s, not) {
+			t.Errorf("%s reached the session", not)
+		}
+	}
+}
+
+func TestSessionWithTerminal(t *testing.T) {
+	m, _, _ := installed(t)
+	m.start()
+	var out bytes.Buffer
+	_, exit, err := m.client().Run(ctx(t), wire.SessionRequest{Argv: []string{"sh", "-c", "stty size; tty; echo $TERM; read x; echo got $x"}, PTY: &wire.PTY{Term: "xterm", Rows: 33, Cols: 77}},
+		agentclient.Attachment{Stdout: &out, Stdin: strings.NewReader("typed\n"), Size: agentclient.Size{Rows: 33, Cols: 77}})
+	if err != nil || exit.Code != 0 {
+		t.Fatal(exit, err, out.String())
+	}
+	for _, want := range []string{"33 77", "/dev/pts/", "xterm", "got typed"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing in %q", want, out.String())
+		}
+	}
+}
+
+func TestSignalReachesTheProcessGroup(t *testing.T) {
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	s, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"sh", "-c", "sleep 1000 & wait"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.State != wire.SessionRunning || s.PID == 0 || s.Argv0 != "sh" {
+		t.Fatalf("%+v", s)
+	}
+	if _, err := c.Signal(ctx(t), s.ID, "NOSUCH"); fault.Of(err).Exit != fault.Usage {
+		t.Fatalf("err = %v", err)
+	}
+	if _, err := c.Signal(ctx(t), s.ID, "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	exit, _, err := c.Attach(ctx(t), s.ID, 0, agentclient.Attachment{})
+	if err != nil || exit.Signal != "KILL" || exit.Code != 137 {
+		t.Fatal(exit, err)
+	}
+	m.await("the session's host to end", func() bool {
+		_, err := c.Signal(ctx(t), s.ID, "TERM")
+		return err != nil && fault.Of(err).Code == wire.CodeConflict
+	})
+	if _, err := c.Session(ctx(t), "s_aaaaaaaaaa"); fault.Of(err).Exit != fault.NotFound {
+		t.Fatalf("err = %v", err)
+	}
+}
+
+// hasher counts and hashes what it is given.
+type hasher struct {
+	mu sync.Mutex
+	n  int
+	h  [32]byte
+	b  []byte
+}
+
+func (h *hasher) Write(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.n += len(p)
+	h.b = append(h.b, p...)
+	return len(p), nil
+}
+
+func (h *hasher) len() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.n
+}
+
+func TestKilledAgentLosesNoByteOfASession(t *testing.T) { // R34
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	// Both directions run while agentd dies again and again.
+	const lines = 200_000
+	var in, want bytes.Buffer
+	for i := range lines {
+		fmt.Fprintf(&in, "line %d\n", i)
+	}
+	want.Write(in.Bytes())
+	got := &hasher{}
+	notices := 0
+	done := make(chan error, 1)
+	go func() {
+		_, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: []string{"cat"}},
+			agentclient.Attachment{Stdin: &slow{r: &in}, Stdout: got, Notice: func(string) { notices++ }})
+		if err == nil && exit.Code != 0 {
+			err = fmt.Errorf("exit %+v", exit)
+		}
+		done <- err
+	}()
+	for i := range 3 {
+		m.await("output", func() bool { return got.len() > (i+1)*200_000 })
+		m.kill()
+		m.start()
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if sha256.Sum256(got.b) != sha256.Sum256(want.Bytes()) {
+		t.Fatalf("%d bytes came back of %d", len(got.b), want.Len())
+	}
+	if notices == 0 {
+		t.Fatal("the connection was never lost: nothing was tested")
+	}
+	// A second reader gets it all again, from the middle too, after the end.
+	list, err := c.Sessions(ctx(t))
+	if err != nil || len(list.Sessions) != 1 {
+		t.Fatal(list, err)
+	}
+	again := &hasher{}
+	exit, at, err := c.Attach(ctx(t), list.Sessions[0].ID, 1_000_003, agentclient.Attachment{Stdout: again})
+	if err != nil || exit.Code != 0 || at != int64(want.Len()) || !bytes.Equal(again.b, want.Bytes()[1_000_003:]) {
+		t.Fatal(exit, at, err, again.n)
+	}
+}
+
+// slow gives its bytes in small pieces with pauses, as a person or a pipe does.
+type slow struct {
+	r io.Reader
+	n int
+}
+
+func (s *slow) Read(p []byte) (int, error) {
+	if s.n++; s.n%4 == 0 {
+		time.Sleep(2 * time.Millisecond)
+	}
+	return s.r.Read(p[:min(len(p), 4096)])
+}
+
+func TestKilledShimIsConfirmedGone(t *testing.T) { // R34
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	s, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"sh", "-c", "echo begun; exec sleep 1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.await("output", func() bool {
+		b, _ := os.ReadFile(m.data + "/sessions/" + s.ID + "/spool/0000000000000000.out")
+		return bytes.Contains(b, []byte("begun"))
+	})
+	m.killShims()
+	m.await("the session to be gone", func() bool {
+		one, err := c.Session(ctx(t), s.ID)
+		return err == nil && one.State == wire.SessionGone
+	})
+	var out bytes.Buffer
+	exit, _, err := c.Attach(ctx(t), s.ID, 0, agentclient.Attachment{Stdout: &out})
+	if err != nil || !exit.Gone || out.String() != "begun\n" {
+		t.Fatal(exit, err, out.String())
+	}
+}
+
+func TestRemovedSocketIsMadeAgain(t *testing.T) {
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	s, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(m.run + "/" + s.ID + ".sock"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Signal(ctx(t), s.ID, "TERM"); err != nil {
+		t.Fatal(err)
+	}
+	exit, _, err := c.Attach(ctx(t), s.ID, 0, agentclient.Attachment{})
+	if err != nil || exit.Signal != "TERM" {
+		t.Fatal(exit, err)
+	}
+}
+
+func TestMachineThatCannotStartASessionSaysSo(t *testing.T) { // R30
+	m, p, _ := installed(t)
+	m.start()
+	if err := os.Rename(m.data+"/v/agentd-shim", m.data+"/v/away"); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := m.client().Run(ctx(t), wire.SessionRequest{Argv: []string{"true"}}, agentclient.Attachment{})
+	if f := fault.Of(err); f.Code != wire.CodeSessionUnusable {
+		t.Fatalf("err = %v", err)
+	}
+	s := p.Await(t, "the blocker", func(s seen) bool {
+		return s.Body.Readiness != nil && len(s.Body.Readiness.Blockers) > 0
+	})
+	if s.Body.Readiness.Blockers[0].Code != "session_unusable" {
+		t.Fatalf("%+v", s.Body.Readiness)
+	}
+}
+
+func TestDrainRefusesSessionsAndOutlivesARestart(t *testing.T) { // R30
+	m, p, _ := installed(t)
+	m.start()
+	c := m.client()
+	if _, err := c.Drain(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	p.Await(t, "the blocker", func(s seen) bool {
+		return s.Body.Readiness != nil && len(s.Body.Readiness.Blockers) == 1 && s.Body.Readiness.Blockers[0].Code == "draining"
+	})
+	m.kill()
+	m.start()
+	_, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"true"}})
+	if f := fault.Of(err); f.Code != wire.CodeDraining || f.Exit != fault.Refused || f.Hint == "" {
+		t.Fatalf("err = %v", err)
+	}
+	if _, err := c.Undrain(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBadSessionRequestsAreRefused(t *testing.T) {
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	for _, req := range []wire.SessionRequest{
+		{}, {Argv: []string{""}}, {Argv: []string{"a\x00b"}}, {Shell: true, Argv: []string{"x"}},
+		{Argv: []string{"true"}, Env: map[string]string{"A=B": "x"}}, {Argv: []string{"true"}, Env: map[string]string{"": "x"}},
+		{Argv: []string{"true"}, Spool: &wire.SpoolPolicy{Policy: "forget"}}, {Argv: []string{"true"}, PTY: &wire.PTY{Term: "../x"}},
+		{Argv: []string{"true", strings.Repeat("x", 2<<20)}},
+	} {
+		if _, err := c.Create(ctx(t), req); fault.Of(err).Exit != fault.Usage {
+			t.Errorf("%.60v: err = %v", req, err)
+		}
+	}
+	if _, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"true"}, Workspace: "w"}); fault.Of(err).Code != wire.CodeWorkspaceMissing {
+		t.Errorf("err = %v", err)
+	}
+	if errors.Is(nil, io.EOF) {
+		t.Fatal()
+	}
+}

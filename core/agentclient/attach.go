@@ -1,0 +1,400 @@
+package agentclient
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/frame"
+	"fleet.example/fleet/core/wire"
+)
+
+// Size is a terminal's, in characters.
+type Size struct{ Rows, Cols uint16 }
+
+// Attachment is what a client connects with a session. Every field may be left
+// out.
+type Attachment struct {
+	Stdin   io.Reader // its end is passed on
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Signals <-chan string // names without SIG
+	Sizes   <-chan Size
+	Size    Size
+
+	// Patience is how long a lost connection is tried again; 0 means
+	// DefaultPatience, negative not at all.
+	Patience time.Duration
+	// Notice is told, in words, when the connection is lost and when it is back.
+	Notice func(text string)
+	// Lost is told of output that the machine no longer has.
+	Lost func(from, to int64)
+}
+
+// DefaultPatience outlasts a laptop's change of networks.
+const DefaultPatience = 2 * time.Minute
+
+// ackEvery is how many bytes of output are acknowledged together.
+const ackEvery = 32 << 10
+
+// ErrDetached says that the attachment ended and the session goes on.
+var ErrDetached = errors.New("detached; the session goes on")
+
+// Run starts a session and stays attached until it ends. The id is set as soon
+// as the session exists, also when an error is returned.
+func (c *Client) Run(ctx context.Context, req wire.SessionRequest, a Attachment) (id string, exit *frame.ExitStatus, err error) {
+	req.Stdin = req.Stdin || a.Stdin != nil
+	s, err := c.Exec(ctx, req)
+	if err != nil {
+		return "", nil, err
+	}
+	exit, _, err = c.follow(ctx, s, s.Session, 0, a)
+	return s.Session, exit, err
+}
+
+// Attach stays attached to a session from an output offset on (-1: only what is
+// to come) until it ends, over any number of connections. It returns the
+// offset up to which output was written.
+func (c *Client) Attach(ctx context.Context, id string, from int64, a Attachment) (*frame.ExitStatus, int64, error) {
+	s, err := c.Open(ctx, id)
+	if err != nil {
+		return nil, from, err
+	}
+	return c.follow(ctx, s, id, from, a)
+}
+
+// follower is one attachment over its connections.
+type follower struct {
+	Attachment
+	at    int64 // the next output byte; -1 until it is known
+	input *sendBuffer
+}
+
+func (c *Client) follow(ctx context.Context, s *Stream, id string, from int64, a Attachment) (*frame.ExitStatus, int64, error) {
+	f := &follower{Attachment: a, at: from, input: newSendBuffer()}
+	if a.Stdin != nil {
+		go f.input.fill(a.Stdin) // a blocked read of standard input cannot be woken; the process's end ends it
+	}
+	defer f.input.stop()
+	patience := a.Patience
+	if patience == 0 {
+		patience = DefaultPatience
+	}
+	for {
+		exit, err := f.serve(ctx, s)
+		if exit != nil || err == nil {
+			return exit, f.at, nil
+		}
+		var final *finalError
+		switch {
+		case ctx.Err() != nil:
+			return nil, f.at, ctx.Err()
+		case errors.As(err, &final):
+			return nil, f.at, final.err
+		case patience < 0:
+			return nil, f.at, lost(id, err)
+		}
+		f.notice("connection lost (" + err.Error() + "), reconnecting")
+		if s, err = c.reopen(ctx, id, patience); err != nil {
+			return nil, f.at, err
+		}
+		f.notice("reconnected")
+	}
+}
+
+func lost(id string, err error) error {
+	return fault.New(fault.Unreachable, "connection_lost", "the connection to session %s is lost: %w", id, err).
+		WithHint("the session goes on; fleet attach MACHINE %s shows the rest", id)
+}
+
+func (c *Client) reopen(ctx context.Context, id string, patience time.Duration) (*Stream, error) {
+	deadline := time.Now().Add(patience)
+	for gap := 50 * time.Millisecond; ; gap = min(2*gap, 3*time.Second) {
+		s, err := c.Open(ctx, id)
+		if err == nil {
+			return s, nil
+		}
+		var refused *Error
+		if errors.As(err, &refused) && refused.Detail.Code == wire.CodeNotFound {
+			return nil, err
+		}
+		if time.Now().After(deadline) {
+			return nil, lost(id, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(gap):
+		}
+	}
+}
+
+func (f *follower) notice(text string) {
+	if f.Notice != nil {
+		f.Notice(text)
+	}
+}
+
+// finalError is one that another connection would not mend.
+type finalError struct{ err error }
+
+func (e *finalError) Error() string { return e.err.Error() }
+
+// serve uses one connection until it or the session ends.
+func (f *follower) serve(ctx context.Context, s *Stream) (*frame.ExitStatus, error) {
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	defer s.Close()
+	req := frame.AttachRequest{From: f.at, Rows: f.Size.Rows, Cols: f.Size.Cols}
+	if f.Stdin != nil {
+		req.Writer = f.input.writer
+	}
+	if _, err := s.Write(frame.AppendJSON(nil, frame.Attach, req)); err != nil {
+		return nil, err
+	}
+	t, p, err := s.Next()
+	if err != nil {
+		return nil, err
+	}
+	if t == frame.Error {
+		return nil, refusedFrame(p)
+	}
+	var attached frame.AttachedAnswer
+	if t != frame.Attached || frame.ParseJSON(p, &attached) != nil {
+		return nil, &finalError{frame.ErrMalformed}
+	}
+	if f.at < 0 {
+		f.at = attached.End
+	}
+	up := &sender{f: f, s: s, acks: make(chan int64, 1), done: make(chan struct{})}
+	var wg sync.WaitGroup
+	defer func() {
+		close(up.done)
+		s.Close() // before waiting: the sender may be in the middle of a write
+		wg.Wait()
+	}()
+	wg.Go(func() {
+		if up.run(attached.Stdin) != nil {
+			s.Close()
+		}
+	})
+	return f.receive(s, up)
+}
+
+func refusedFrame(p []byte) error {
+	var e frame.ErrorDetail
+	if err := frame.ParseJSON(p, &e); err != nil {
+		return &finalError{err}
+	}
+	return &finalError{fault.New(fault.Failure, e.Code, "the session's host refuses: %s", e.Message)}
+}
+
+// receive writes output where it belongs until the session ends.
+func (f *follower) receive(s *Stream, up *sender) (*frame.ExitStatus, error) {
+	acked := f.at
+	for {
+		t, p, err := s.Next()
+		if err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+		switch t {
+		case frame.Stdout, frame.Stderr:
+			offset, data, err := frame.ParseData(p)
+			if err != nil {
+				return nil, &finalError{err}
+			}
+			if offset != f.at {
+				return nil, &finalError{fmt.Errorf("%w: output at %d, %d expected", frame.ErrMalformed, offset, f.at)}
+			}
+			w := f.Stdout
+			if t == frame.Stderr {
+				w = f.Stderr
+			}
+			if w != nil {
+				if _, err := w.Write(data); err != nil {
+					return nil, &finalError{fmt.Errorf("cannot write output: %w", err)}
+				}
+			}
+			f.at += int64(len(data))
+		case frame.Lost:
+			from, to, err := frame.ParseLost(p)
+			if err != nil || from != f.at {
+				return nil, &finalError{frame.ErrMalformed}
+			}
+			if f.Lost != nil {
+				f.Lost(from, to)
+			}
+			f.at = to
+		case frame.StdinAck:
+			offset, err := frame.ParseOffset(p)
+			if err != nil {
+				return nil, &finalError{err}
+			}
+			f.input.acknowledged(offset)
+		case frame.Exit:
+			var exit frame.ExitStatus
+			if err := frame.ParseJSON(p, &exit); err != nil {
+				return nil, &finalError{err}
+			}
+			return &exit, nil
+		case frame.Error:
+			return nil, refusedFrame(p)
+		}
+		if f.at-acked >= ackEvery {
+			acked = f.at
+			up.ack(acked)
+		}
+	}
+}
+
+// sender sends what goes up: input, signals, sizes, acknowledgements.
+type sender struct {
+	f    *follower
+	s    *Stream
+	acks chan int64
+	done chan struct{}
+}
+
+// ack replaces an acknowledgement that was not sent yet.
+func (u *sender) ack(offset int64) {
+	select {
+	case <-u.acks:
+	default:
+	}
+	u.acks <- offset
+}
+
+func (u *sender) run(sent int64) error {
+	var buf []byte
+	eofSent := false
+	for {
+		chunk, eof, more := u.f.input.from(sent)
+		buf = buf[:0]
+		switch {
+		case len(chunk) > 0:
+			buf = frame.AppendData(buf, frame.Stdin, sent, chunk)
+			sent += int64(len(chunk))
+			buf = u.small(buf) // signals and sizes do not wait for a long input
+		case eof && !eofSent:
+			buf = frame.AppendOffset(buf, frame.StdinEOF, sent)
+			eofSent = true
+		default:
+			select {
+			case <-u.done:
+				return nil
+			case <-more:
+				continue
+			case offset := <-u.acks:
+				buf = frame.AppendOffset(buf, frame.Ack, offset)
+			case sig := <-u.f.Signals:
+				buf = frame.Append(buf, frame.Signal, []byte(sig))
+			case size := <-u.f.Sizes:
+				u.f.Size = size
+				buf = frame.AppendResize(buf, size.Rows, size.Cols)
+			}
+		}
+		if _, err := u.s.Write(buf); err != nil {
+			return err
+		}
+	}
+}
+
+// small appends what waits besides input.
+func (u *sender) small(buf []byte) []byte {
+	for {
+		select {
+		case offset := <-u.acks:
+			buf = frame.AppendOffset(buf, frame.Ack, offset)
+		case sig := <-u.f.Signals:
+			buf = frame.Append(buf, frame.Signal, []byte(sig))
+		case size := <-u.f.Sizes:
+			u.f.Size = size
+			buf = frame.AppendResize(buf, size.Rows, size.Cols)
+		default:
+			return buf
+		}
+	}
+}
+
+// sendBuffer holds the input that the shim has not taken yet.
+type sendBuffer struct {
+	writer string
+
+	mu      sync.Mutex
+	base    int64 // offset of buf[0]
+	buf     []byte
+	eof     bool
+	stopped bool
+	changed chan struct{}
+}
+
+func newSendBuffer() *sendBuffer {
+	return &sendBuffer{writer: rand.Text()[:16], changed: make(chan struct{})}
+}
+
+func (b *sendBuffer) signal() {
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// fill reads input, never more than the window ahead.
+func (b *sendBuffer) fill(r io.Reader) {
+	p := make([]byte, frame.MaxData)
+	for {
+		n, err := r.Read(p)
+		b.mu.Lock()
+		for len(b.buf)+n > frame.Window && !b.stopped {
+			ch := b.changed
+			b.mu.Unlock()
+			<-ch
+			b.mu.Lock()
+		}
+		if b.stopped {
+			b.mu.Unlock()
+			return
+		}
+		b.buf = append(b.buf, p[:n]...)
+		b.eof = err != nil
+		b.signal()
+		b.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// from returns the input at offset on, whether it ends there, and a channel
+// that is closed when there is more.
+func (b *sendBuffer) from(offset int64) (chunk []byte, eof bool, more <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if at := offset - b.base; at >= 0 && at < int64(len(b.buf)) {
+		chunk = append([]byte(nil), b.buf[at:min(at+frame.MaxData, int64(len(b.buf)))]...)
+	}
+	return chunk, b.eof, b.changed
+}
+
+func (b *sendBuffer) acknowledged(offset int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := offset - b.base; n > 0 && n <= int64(len(b.buf)) {
+		b.buf = append(b.buf[:0], b.buf[n:]...)
+		b.base = offset
+		b.signal()
+	}
+}
+
+func (b *sendBuffer) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stopped = true
+	b.signal()
+}
