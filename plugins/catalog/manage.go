@@ -103,12 +103,17 @@ func (c *Catalog) Lookup(what string) (Found, error) {
 // Describe runs a plugin's `describe` from a private copy of its bytes. Nothing
 // else of it runs. It returns the SHA-256 of those bytes too.
 func (c *Catalog) Describe(ctx context.Context, path string) (sdk.Description, string, error) {
+	return c.describe(ctx, path, path)
+}
+
+// describe is Describe for a file that people know under another path.
+func (c *Catalog) describe(ctx context.Context, path, shown string) (sdk.Description, string, error) {
 	file := filepath.Base(path)
 	if _, _, ok := sdk.ParseFileName(file); !ok {
 		return sdk.Description{}, "", fault.Usagef("%q is not of the form fleet-KIND-NAME, where KIND is transport, service or probe", file)
 	}
 	if err := runnable(path); err != nil {
-		return sdk.Description{}, "", c.problem(CodeNotTaken, path, "", "is not taken: %s", err).
+		return sdk.Description{}, "", c.problem(CodeNotTaken, shown, "", "is not taken: %s", err).
 			WithHint("a plugin and the directories above it belong to you or root and are writable by nobody else")
 	}
 	dir, err := c.newRunDir()
@@ -118,10 +123,10 @@ func (c *Catalog) Describe(ctx context.Context, path string) (sdk.Description, s
 	defer dir.remove()
 	img, err := newImage(path, dir.path)
 	if err != nil {
-		return sdk.Description{}, "", c.problem(CodeNotStarted, path, "", "cannot be read: %s", err)
+		return sdk.Description{}, "", c.problem(CodeNotStarted, shown, "", "cannot be read: %s", err)
 	}
 	defer img.close()
-	d, err := c.describeImage(ctx, path, img)
+	d, err := c.describeImage(ctx, shown, img)
 	return d, img.sha256, err
 }
 
@@ -157,7 +162,9 @@ func (c *Catalog) describeImage(ctx context.Context, path string, img *image) (s
 	case <-p.exited:
 		text = <-out
 	case text = <-out:
-		p.await(ctx)
+		if len(text) <= sdk.MaxDescription {
+			p.await(ctx)
+		}
 	case <-ctx.Done():
 	}
 	late := ctx.Err() != nil
@@ -168,7 +175,7 @@ func (c *Catalog) describeImage(ctx context.Context, path string, img *image) (s
 	case late:
 		return sdk.Description{}, c.problem(CodeSlow, path, "", "did not describe itself within %s", allowed).
 			WithHint("it may not be a plugin of fleet")
-	case p.state != nil:
+	case p.state != nil && len(text) <= sdk.MaxDescription:
 		return sdk.Description{}, c.problem(CodeCrashed, path, "", "did not describe itself (%s); %s", p.ended(), lastWords(words.String())).
 			WithHint("it may not be a plugin of fleet, or one that needs a newer SDK")
 	}
@@ -228,7 +235,7 @@ func (c *Catalog) Install(ctx context.Context, path string) (PluginDoc, error) {
 	if err := durable.WriteFile(tmp, b, 0o755); err != nil {
 		return PluginDoc{}, fmt.Errorf("cannot copy the plugin: %w", err)
 	}
-	d, sum, err := c.Describe(ctx, tmp)
+	d, sum, err := c.describe(ctx, tmp, path)
 	if err != nil {
 		return PluginDoc{}, err
 	}

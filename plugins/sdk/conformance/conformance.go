@@ -46,8 +46,11 @@ func (c Check) Report(t Reporter) {
 	}
 }
 
-// patience bounds one check.
-const patience = 60 * time.Second
+// patience bounds one check, and stepPatience one that changes a machine.
+const (
+	patience     = 15 * time.Second
+	stepPatience = 60 * time.Second
+)
 
 // suite collects checks.
 type suite struct {
@@ -60,8 +63,12 @@ type skip string
 func (s skip) Error() string { return string(s) }
 
 // check runs one check under a deadline.
-func (s *suite) check(name string, f func(ctx context.Context) error) bool {
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
+func (s *suite) check(name string, f func(ctx context.Context) error) {
+	s.checkFor(patience, name, f)
+}
+
+func (s *suite) checkFor(d time.Duration, name string, f func(ctx context.Context) error) {
+	ctx, cancel := context.WithTimeout(s.ctx, d)
 	defer cancel()
 	c := Check{Name: name}
 	switch err := f(ctx).(type) {
@@ -73,7 +80,6 @@ func (s *suite) check(name string, f func(ctx context.Context) error) bool {
 		c.Detail = err.Error()
 	}
 	s.checks = append(s.checks, c)
-	return c.OK && !c.Skipped
 }
 
 // watched counts what a plugin asks of its host and holds the phase's rules, as

@@ -179,14 +179,14 @@ func life(s *suite, m sdk.ServiceManager, env ServiceEnv, found sdk.Detection) {
 	// Each step needs the one before it.
 	ok := true
 	step := func(name string, f func(ctx context.Context) error) {
-		s.check(name, func(ctx context.Context) error {
+		s.checkFor(stepPatience, name, func(ctx context.Context) error {
 			if !ok {
 				return skip("a step before it did not hold")
 			}
-			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-			defer cancel()
 			err := f(ctx)
-			ok = err == nil
+			if _, skipped := err.(skip); !skipped {
+				ok = err == nil
+			}
 			return err
 		})
 	}
