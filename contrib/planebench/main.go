@@ -63,8 +63,8 @@ func main() {
 	planed := flag.String("planed", "", "the planed binary (default: built)")
 	machines := flag.Int("machines", 100_000, "machines")
 	conns := flag.Int("connections", 64, "kept connections")
-	rounds := flag.Int("rounds", 5, "rounds")
-	each := flag.Duration("each", 4*time.Second, "length of a round's half")
+	rounds := flag.Int("rounds", 9, "rounds")
+	each := flag.Duration("each", 2*time.Second, "length of a round's half")
 	flag.Parse()
 	if *noop != "" {
 		serveNoop(*noop, flag.Arg(0), flag.Arg(1))

@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 // world is an interface over a store with one of every kind of principal.
 type world struct {
-	t     *testing.T
+	t     testing.TB
 	api   *API
 	h     http.Handler
 	now   time.Time
@@ -38,7 +38,7 @@ type world struct {
 	mine  string // a machine of the member's
 }
 
-func newWorld(t *testing.T, policy machine.Policy) *world {
+func newWorld(t testing.TB, policy machine.Policy) *world {
 	t.Helper()
 	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), creds: map[string]string{"nobody": ""}}
 	clock := func() time.Time { return w.now }
@@ -72,7 +72,7 @@ func newWorld(t *testing.T, policy machine.Policy) *world {
 	return w
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
