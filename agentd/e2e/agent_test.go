@@ -369,15 +369,16 @@ func TestBadPlanesNeverMakeTheAgentDiscardAnything(t *testing.T) { // R22
 			return true
 		},
 	} {
+		m.await("the promotion on disk", func() bool { _, err := os.Stat(m.data + "/credential.next"); return os.IsNotExist(err) })
 		before, _ := os.ReadFile(m.data + "/credential")
 		p.Lock()
-		n := len(p.Seen2())
+		n := p.Count()
 		p.Answer = answer
 		p.Unlock()
 		p.Await(t, name, func(seen) bool { return len(p.Seen()) >= n+3 })
 		p.Lock()
 		p.Answer = nil
-		n = len(p.Seen2())
+		n = p.Count()
 		p.Unlock()
 		p.Await(t, "a check after "+name, func(s seen) bool { return len(p.Seen()) > n && isCheck(p.Seen()[len(p.Seen())-1]) })
 		if after, _ := os.ReadFile(m.data + "/credential"); !bytes.Equal(before, after) || !m.running() {
@@ -392,7 +393,7 @@ func TestPlaneThatIsDownIsComeBackTo(t *testing.T) { // R19, R22
 	p.Await(t, "generation 2", func(s seen) bool { return isCheck(s) && s.Generation == 2 })
 	p.Lock()
 	p.LoseAnswers = true
-	n := len(p.Seen2())
+	n := p.Count()
 	p.Unlock()
 	p.Await(t, "lost answers", func(seen) bool { return len(p.Seen()) > n+3 })
 	m.awaitStatus("a failed check", func(s wire.AgentStatus) bool { return s.LastCheck != nil && !s.LastCheck.OK && s.LastCheck.Error != "" })

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -74,7 +75,7 @@ func Start(t testing.TB) (*Plane, wire.Credential) {
 	p.Roots = root
 	p.server = httptest.NewUnstartedServer(http.HandlerFunc(p.serve))
 	p.server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}
-	p.server.Config.ErrorLog = nil
+	p.server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	p.server.StartTLS()
 	p.URL = p.server.URL
 	t.Cleanup(p.server.Close)
@@ -122,8 +123,8 @@ func (p *Plane) Seen() []Seen {
 	return append([]Seen(nil), p.seen...)
 }
 
-// Seen2 is the number-stable view for a caller that holds the lock.
-func (p *Plane) Seen2() []Seen { return p.seen }
+// Count is how many requests there were. The caller holds the lock.
+func (p *Plane) Count() int { return len(p.seen) }
 
 // Await waits until a request satisfies ok.
 func (p *Plane) Await(t testing.TB, what string, ok func(Seen) bool) Seen {
@@ -135,9 +136,11 @@ func (p *Plane) Await(t testing.TB, what string, ok func(Seen) bool) Seen {
 			}
 		}
 	}
-	t.Fatalf("the plane never saw %s; it saw %+v", what, p.Seen())
+	t.Fatalf("the plane never saw %s; it saw %d requests, the last %+v", what, len(p.Seen()), tail(p.Seen()))
 	return Seen{}
 }
+
+func tail(s []Seen) []Seen { return s[max(0, len(s)-3):] }
 
 func (p *Plane) serve(w http.ResponseWriter, r *http.Request) {
 	b, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20))

@@ -45,7 +45,8 @@ type Keeper struct {
 	Changed func()
 	Log     hclog.Logger
 
-	ask chan chan struct{}
+	ask     chan chan struct{}
+	looking sync.Mutex
 
 	mu       sync.Mutex
 	probed   bool
@@ -98,14 +99,13 @@ func (k *Keeper) Now(ctx context.Context) error {
 }
 
 func (k *Keeper) probe(ctx context.Context) {
-	own := k.Own()
 	k.Facts()
 	doc, err := k.run(ctx)
 	if ctx.Err() != nil {
 		return
 	}
+	k.takeOwn()
 	k.mu.Lock()
-	k.own = own
 	failure := ""
 	if err != nil {
 		failure = err.Error()
@@ -132,11 +132,19 @@ func (k *Keeper) probe(ctx context.Context) {
 
 // Recheck looks at agentd's own findings again, without running the probes.
 func (k *Keeper) Recheck() {
+	k.takeOwn()
+	k.settle()
+}
+
+// takeOwn looks and stores in one go, so that an older look never replaces a
+// newer one.
+func (k *Keeper) takeOwn() {
+	k.looking.Lock()
+	defer k.looking.Unlock()
 	own := k.Own()
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.own = own
-	k.mu.Unlock()
-	k.settle()
 }
 
 // settle makes the set of blockers anew and tells if it became another. A
