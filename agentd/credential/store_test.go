@@ -283,6 +283,9 @@ func TestSomeCredentialOnDiskIsAlwaysAccepted(t *testing.T) { // R20, R21
 				if p.backup != nil && p.backup.gen == p.gen-1 {
 					b := *p.backup
 					b.lose = p.lose
+					if rapid.Bool().Draw(r, "before the rotation") {
+						b.next = secret.Digest{}
+					}
 					p = &b
 				}
 			},
