@@ -226,14 +226,14 @@ func TestInstallRefusesWhatIsNoPluginAndFleetsOwnNames(t *testing.T) { // R40, R
 	}
 	c.Limits.Describe = time.Second
 	for path, code := range map[string]string{
-		put("fleet-probe-host", b):                                                 catalog.CodeNotTaken,
-		put("fleet-probe-bad-describe-hang", b):                                    catalog.CodeSlow,
-		put("fleet-probe-bad-describe-crash", b):                                   catalog.CodeCrashed,
-		put("fleet-probe-bad-describe-garbage", b):                                 catalog.CodeSlow,
-		put("fleet-probe-bad-describe-flood", b):                                   catalog.CodeGarbled,
+		put("fleet-probe-host", b):                                                  catalog.CodeNotTaken,
+		put("fleet-probe-bad-describe-hang", b):                                     catalog.CodeSlow,
+		put("fleet-probe-bad-describe-crash", b):                                    catalog.CodeCrashed,
+		put("fleet-probe-bad-describe-garbage", b):                                  catalog.CodeSlow,
+		put("fleet-probe-bad-describe-flood", b):                                    catalog.CodeGarbled,
 		put("fleet-probe-script", []byte("#!/bin/sh\necho '{\"schema\":\"x\"}'\n")): catalog.CodeGarbled,
-		put("fleet-probe-text", []byte("hello\n")):                                 catalog.CodeNotStarted,
-		put("not-a-plugin", b):                                                     fault.CodeUsage,
+		put("fleet-probe-text", []byte("hello\n")):                                  catalog.CodeNotStarted,
+		put("not-a-plugin", b):                                                      fault.CodeUsage,
 	} {
 		began := time.Now()
 		_, err := c.Install(within(t, 30*time.Second), path)

@@ -27,7 +27,7 @@ started() {
 alive() {
 	pid=
 	# shellcheck disable=SC2034
-	read -r pid token <"$1" 2>/dev/null || return 1
+	read -r pid token 2>/dev/null <"$1" || return 1
 	case $pid in '' | *[!0-9]*) pid=; return 1 ;; esac
 	[ -n "$token" ] && [ "$(started "$pid")" = "$token" ]
 }
@@ -66,7 +66,7 @@ pause() { # a sleep that a signal ends
 
 supervise() {
 	claim || exit 0
-	child= stopping= delay=1
+	child='' stopping='' delay=1
 	trap 'stopping=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM INT
 	# An agent whose supervisor was killed goes on; it is waited for, not doubled.
 	while [ -z "$stopping" ] && alive "$state.child"; do pause 2; done
@@ -119,7 +119,7 @@ start() {
 stop() {
 	waited=0
 	while :; do
-		super= child=
+		super='' child=''
 		alive "$state.pid" && super=$pid
 		alive "$state.child" && child=$pid
 		[ -n "$super$child" ] || break
@@ -137,19 +137,20 @@ stop() {
 }
 
 status() {
-	code=
-	[ ! -r "$state.exit" ] || read -r code <"$state.exit"
 	if alive "$state.child"; then
-		echo "running $pid ${code:--}"
+		now=running
 	elif alive "$state.pid"; then
-		echo "starting 0 ${code:--}"
+		now=starting pid=0
 	elif [ -e "$state.pid" ] && [ "${token%%:*}" = "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" ]; then
-		echo "failed 0 ${code:--}" # its supervisor was killed
-	elif [ -n "$code" ] && [ "$code" -ne 0 ] && [ "$code" -ne 143 ]; then
-		echo "failed 0 $code"
+		now=failed pid=0 # its supervisor was killed
 	else
-		echo "stopped 0 ${code:--}"
+		now=stopped pid=0
 	fi
+	# What it ended with is read last: it stands there before the supervisor goes.
+	code=-
+	[ ! -r "$state.exit" ] || read -r code <"$state.exit"
+	case $now:$code in stopped:- | stopped:0 | stopped:143) ;; stopped:*) now=failed ;; esac
+	echo "$now $pid $code"
 }
 
 case ${1-} in
