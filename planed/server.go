@@ -137,14 +137,15 @@ func (s *server) listen() error {
 	errorLog := log.New(addrfree.Writer{W: httpLog{o.Log}}, "", 0)
 	idle := max(2*time.Minute, 2*o.Policy.Interval+30*time.Second)
 	s.public = &http.Server{
-		Handler:           s.api.Handler(),
-		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       30 * time.Second,
-		WriteTimeout:      time.Minute,
-		IdleTimeout:       idle,
-		MaxHeaderBytes:    maxHeaders,
-		ErrorLog:          errorLog,
-		ConnState:         s.count,
+		Handler: s.api.Handler(),
+		// One deadline for headers and body: a second one would be set anew
+		// at every check.
+		ReadTimeout:    20 * time.Second,
+		WriteTimeout:   time.Minute,
+		IdleTimeout:    idle,
+		MaxHeaderBytes: maxHeaders,
+		ErrorLog:       errorLog,
+		ConnState:      s.count,
 		TLSConfig: &tls.Config{
 			MinVersion: tls.VersionTLS13,
 			NextProtos: []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection

@@ -47,7 +47,7 @@ type API struct {
 	failures login.Limiter
 	metrics  *metrics
 	running  atomic.Int64
-	bodies   sync.Pool
+	calls    sync.Pool
 	constant []byte // the part of a check's answer that is the same for all
 }
 
@@ -63,7 +63,7 @@ func New(c Config) *API {
 	a.nonces = login.Verifier{URL: c.URL, Now: c.Now}
 	a.failures = login.Limiter{Now: c.Now}
 	a.metrics = newMetrics(c.Store, c.Now)
-	a.bodies.New = func() any { return new(bytes.Buffer) }
+	a.calls.New = func() any { return new(call) }
 	a.constant = constantAnswer(c.Policy)
 	return a
 }
@@ -71,12 +71,24 @@ func New(c Config) *API {
 // Sweep forgets what was kept for a while only. It is called every minute or so.
 func (a *API) Sweep() { a.failures.Sweep() }
 
-// call is one request on its way through a handler.
+// call is one request on its way through a handler. Calls are used again, with
+// their buffers: nothing of one may be kept after the handler has returned.
 type call struct {
 	w    http.ResponseWriter
 	r    *http.Request
-	body []byte // valid until the handler returns
+	body []byte
 	who  store.Principal
+
+	received bytes.Buffer // what body lies in
+	made     []byte       // a check's answer
+}
+
+// release gives the call back, unless it has grown beyond what is usual.
+func (a *API) release(c *call) {
+	c.w, c.r, c.body, c.who = nil, nil, nil, store.Principal{}
+	if c.received.Cap() <= pooledBody {
+		a.calls.Put(c)
+	}
 }
 
 func (c *call) ctx() context.Context { return c.r.Context() }
@@ -96,19 +108,16 @@ func (a *API) serve(rt *Route) http.Handler {
 		if !a.Keep() {
 			w.Header()["Connection"] = closeHeader
 		}
-		buf := a.bodies.Get().(*bytes.Buffer)
-		buf.Reset()
-		defer func() {
-			if buf.Cap() <= pooledBody {
-				a.bodies.Put(buf)
-			}
-		}()
+		c := a.calls.Get().(*call)
+		defer a.release(c)
+		c.w, c.r = w, r
+		c.received.Reset()
 		// The body is read before a place is taken, so that slow senders do
 		// not crowd out the others.
-		err := readBody(buf, r, rt.MaxBody)
-		c := call{w: w, r: r, body: buf.Bytes()}
+		err := readBody(&c.received, r, rt.MaxBody)
+		c.body = c.received.Bytes()
 		if err == nil {
-			err = a.admitAndRun(rt, &c)
+			err = a.admitAndRun(rt, c)
 		}
 		if err == nil {
 			counters.ok.Inc()

@@ -54,8 +54,7 @@ func (a *API) check(c *call) error {
 		return standing(did.Standing, id)
 	}
 
-	b := make([]byte, 0, 320)
-	b = append(b, `{"machine":"`...)
+	b := append(c.made[:0], `{"machine":"`...)
 	b = append(b, id...)
 	b = append(b, `","generation":`...)
 	b = strconv.AppendInt(b, did.Generation, 10)
@@ -72,6 +71,7 @@ func (a *API) check(c *call) error {
 	h["Content-Type"] = jsonType
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
 	c.w.Write(b)
+	c.made = b
 	return nil
 }
 
