@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -461,7 +462,7 @@ func TestEveryPathWithoutATokenGetsTheSame401(t *testing.T) { // R31
 	}
 }
 
-func (m *machine) dialer(ctx contextT, _, _ string) (net.Conn, error) { return m.Dial(ctx) }
+func (m *machine) dialer(ctx context.Context, _, _ string) (net.Conn, error) { return m.Dial(ctx) }
 
 func TestTornCredentialIsKeptAsideAndSaid(t *testing.T) { // R21
 	m, p, doc := installed(t)
@@ -516,7 +517,7 @@ func TestLogIsServedAndFollowed(t *testing.T) {
 		return c.Logs(ctx(t), 2, false, &tail) == nil && bytes.Count(tail.Bytes(), []byte("\n")) == 2
 	})
 	got := &hasher{}
-	fctx, cancel := contextWithCancel(t)
+	fctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Logs(fctx, 0, true, got) }()
 	m.await("what follows", func() bool {

@@ -50,7 +50,7 @@ func testMain(m *testing.M) int {
 
 // machine is one installation.
 type machine struct {
-	t         *testing.T
+	t         testing.TB
 	root      string
 	data, run string
 	env       []string
@@ -75,7 +75,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-func newMachine(t *testing.T) *machine {
+func newMachine(t testing.TB) *machine {
 	t.Helper()
 	root, err := os.MkdirTemp("", "fm") // short: sockets live below it
 	if err != nil {
@@ -292,7 +292,7 @@ func (m *machine) client() *agentclient.Client {
 }
 
 // installed is a machine with a plane, not started.
-func installed(t *testing.T) (*machine, *fakeplane.Plane, wire.Credential) {
+func installed(t testing.TB) (*machine, *fakeplane.Plane, wire.Credential) {
 	t.Helper()
 	p, doc := fakeplane.Start(t)
 	m := newMachine(t)
