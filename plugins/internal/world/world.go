@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,6 +83,16 @@ func (w *World) Env(d sdk.Description) conformance.ServiceEnv {
 	return conformance.ServiceEnv{
 		Description: d, Host: w.Host, Facts: w.Host.F, Spec: w.Spec(), Live: true,
 		Write: w.Write, Remove: w.Remove, SetLatch: w.SetLatch,
+	}
+}
+
+// Ran fails the test unless the agent itself ran, with its own arguments.
+func (w *World) Ran() {
+	w.T.Helper()
+	b, err := os.ReadFile(filepath.Join(w.Data, "runs"))
+	want := "run --data " + w.Data + "\n"
+	if err != nil || !strings.HasPrefix(string(b), want) {
+		w.T.Errorf("the agent ran as %q (%v), want %q", b, err, want)
 	}
 }
 
