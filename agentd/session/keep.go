@@ -135,9 +135,15 @@ func (m *Manager) checkShim() error {
 	return nil
 }
 
-// SweepSoon sweeps in the background, one at a time; Wait waits for it.
+// sweepGap is the least time between two sweeps: a sweep looks at every session.
+const sweepGap = 10 * time.Second
+
+// SweepSoon sweeps in the background, one at a time and not often; Wait waits
+// for it.
 func (m *Manager) SweepSoon() {
-	if !m.sweeping.CompareAndSwap(false, true) {
+	now := time.Now().UnixNano()
+	last := m.swept.Load()
+	if now-last < int64(sweepGap) || !m.swept.CompareAndSwap(last, now) || !m.sweeping.CompareAndSwap(false, true) {
 		return
 	}
 	m.background.Go(func() {

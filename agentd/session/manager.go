@@ -75,6 +75,7 @@ type Manager struct {
 	shimSeen shimCheck
 
 	sweeping   atomic.Bool
+	swept      atomic.Int64 // when the last sweep began, Unix nanoseconds
 	background sync.WaitGroup
 }
 
