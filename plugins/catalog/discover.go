@@ -277,8 +277,13 @@ func notOthers(p string) error {
 	if st.Mode()&fs.ModeSymlink != 0 {
 		return ownedByUs(p, st) // its mode says nothing; its directory is checked too
 	}
-	if st.Mode().Perm()&0o022 != 0 && !(st.IsDir() && st.Mode()&fs.ModeSticky != 0) {
-		return fmt.Errorf("%s is writable by others (mode %04o)", p, st.Mode().Perm())
+	perm, sticky := st.Mode().Perm(), st.IsDir() && st.Mode()&fs.ModeSticky != 0
+	byGroup := perm&0o020 != 0
+	if sys, ok := st.Sys().(*syscall.Stat_t); byGroup && !sticky && perm&0o002 == 0 && ok {
+		byGroup = !privateGroup(sys.Gid)
+	}
+	if (byGroup || perm&0o002 != 0) && !sticky {
+		return fmt.Errorf("%s is writable by others (mode %04o)", p, perm)
 	}
 	return ownedByUs(p, st)
 }

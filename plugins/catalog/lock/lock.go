@@ -10,7 +10,6 @@
 package lock
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -51,12 +50,12 @@ type Entry struct {
 // ErrMalformed is in the chain of every error about a lock file's content.
 var ErrMalformed = errors.New("malformed lock file")
 
-// Parse parses and checks a lock file. Fields it does not know are an error:
-// a lock that says more than is understood is not obeyed in part.
+// Parse parses and checks a lock file, which is obeyed whole or not at all.
+// Fields that it does not know are skipped: one that would restrict what may
+// run comes with another schema.
 func Parse(b []byte) (Lock, error) {
 	var l Lock
-	dec := json.NewDecoder(bytes.NewReader(b))
-	if err := decodeStrict(dec, &l); err != nil {
+	if err := json.Unmarshal(b, &l); err != nil {
 		return Lock{}, fmt.Errorf("%w: %s", ErrMalformed, err)
 	}
 	if l.Schema != Schema {
@@ -73,16 +72,6 @@ func Parse(b []byte) (Lock, error) {
 		seen[e.File] = true
 	}
 	return l, nil
-}
-
-func decodeStrict(dec *json.Decoder, v any) error {
-	if err := dec.Decode(v); err != nil {
-		return err
-	}
-	if _, err := dec.Token(); err != io.EOF {
-		return errors.New("something follows the document")
-	}
-	return nil
 }
 
 func (e Entry) check() error {
