@@ -20,7 +20,7 @@ type Size struct{ Rows, Cols uint16 }
 // Attachment is what a client connects with a session. Every field may be left
 // out.
 type Attachment struct {
-	Stdin   io.Reader // its end is passed on
+	Stdin   io.Reader // its end is passed on, but for ErrDetached
 	Stdout  io.Writer
 	Stderr  io.Writer
 	Signals <-chan string // names without SIG
@@ -362,7 +362,7 @@ func (b *sendBuffer) fill(r io.Reader) {
 			return
 		}
 		b.buf = append(b.buf, p[:n]...)
-		b.eof = err != nil
+		b.eof = err != nil && !errors.Is(err, ErrDetached)
 		b.signal()
 		b.mu.Unlock()
 		if err != nil {

@@ -159,8 +159,13 @@ func (c *Client) currentToken(ctx context.Context, renew bool) (secret.Text, err
 	defer c.mu.Unlock()
 	if c.token.Empty() || renew {
 		t, err := c.dialer.Token(ctx, renew)
-		if err != nil {
+		var f *fault.Error
+		switch {
+		case err == nil:
+		case errors.As(err, &f) || ctx.Err() != nil:
 			return secret.Text{}, err
+		default:
+			return secret.Text{}, fault.New(fault.Unreachable, "agent_unreachable", "cannot get a token of the agent: %w", err)
 		}
 		c.token = t
 	}
