@@ -53,15 +53,15 @@ func TestOnlyFilesWithAPluginsNameAreLookedAt(t *testing.T) { // R40, faults: a 
 
 func TestDirectoriesAndFilesThatOthersMayWriteAreRefused(t *testing.T) { // R40
 	for name, spoil := range map[string]func(d, path string) error{
-		"file writable by group":      func(_, p string) error { return errors.Join(os.Chown(p, -1, 12345), os.Chmod(p, 0o775)) },
-		"file writable by others":     func(_, p string) error { return os.Chmod(p, 0o757) },
+		"file writable by group":  func(_, p string) error { return errors.Join(os.Chown(p, -1, 12345), os.Chmod(p, 0o775)) },
+		"file writable by others": func(_, p string) error { return os.Chmod(p, 0o757) },
 		"directory writable by group": func(d, _ string) error {
 			mine := filepath.Join(d, "mine")
 			return errors.Join(os.Chown(mine, -1, 12345), os.Chmod(mine, 0o770))
 		},
-		"file of somebody else":       func(_, p string) error { return os.Chown(p, 12345, -1) },
-		"directory of somebody else":  func(d, _ string) error { return os.Chown(filepath.Join(d, "mine"), 12345, -1) },
-		"not executable":              func(_, p string) error { return os.Chmod(p, 0o644) },
+		"file of somebody else":      func(_, p string) error { return os.Chown(p, 12345, -1) },
+		"directory of somebody else": func(d, _ string) error { return os.Chown(filepath.Join(d, "mine"), 12345, -1) },
+		"not executable":             func(_, p string) error { return os.Chmod(p, 0o644) },
 		"a directory": func(_, p string) error {
 			return errors.Join(os.Remove(p), os.Mkdir(p, 0o755))
 		},

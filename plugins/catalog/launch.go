@@ -69,12 +69,15 @@ type Process struct {
 	img   *image
 
 	client *plugin.Client
-	proc   *process
 	tail   *tail
 	conn   *grpc.ClientConn
 
 	hostServer *grpc.Server
 	served     chan struct{} // closed when the host's services have ended
+
+	mu     sync.Mutex
+	proc   *process // nil before go-plugin asked for it
+	killed bool     // no process may start any more
 
 	closeOnce sync.Once
 	closeErr  error
@@ -148,6 +151,11 @@ func (p *Process) runner(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner
 	cmd.Path, cmd.Args, cmd.Err = p.img.path, []string{name}, nil
 	cmd.Dir = "/"
 	cmd.Env = append(append(pluginEnv(), sdk.EnvRunDir+"="+p.dir.path), cmd.Env...)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.killed {
+		return nil, errors.New("ended before it was started")
+	}
 	proc, err := newProcess(name, cmd)
 	if err != nil {
 		return nil, err
@@ -181,10 +189,9 @@ func (p *Process) connect(ctx context.Context, deadline time.Time, allowed time.
 		}
 		return p.startProblem(ctx, err, allowed)
 	case <-ctx.Done():
-		err := p.startProblem(ctx, ctx.Err(), allowed)
 		p.kill()
 		<-done
-		return err
+		return p.startProblem(ctx, ctx.Err(), allowed)
 	}
 }
 
@@ -206,7 +213,7 @@ func (p *Process) startProblem(ctx context.Context, err error, allowed time.Dura
 	case strings.Contains(text, "Unrecognized remote plugin message") && p.proc.wrote.Load() > 0,
 		strings.Contains(text, "unsupported plugin protocol"), strings.Contains(text, "parsing"), strings.Contains(text, "unknown address type"):
 		return problem(CodeGarbled, "wrote something that is not fleet's plugin protocol: %s", firstLine(text)).WithHint("%s", upgrade)
-	case p.proc == nil || p.proc.cmd.Process == nil:
+	case p.proc == nil || !p.proc.started():
 		return problem(CodeNotStarted, "was not started: %s", firstLine(text)).
 			WithHint("check that the file was made for this system")
 	case ctx.Err() != nil, strings.Contains(text, "timeout while waiting for plugin"):
@@ -304,6 +311,9 @@ func (p *Process) call(ctx context.Context, what string, f func(context.Context)
 func (p *Process) Description() sdk.Description { return p.found.Entry.Description }
 
 func (p *Process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.killed = true
 	if p.proc != nil {
 		_ = p.proc.Kill(context.Background())
 	}

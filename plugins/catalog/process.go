@@ -31,7 +31,11 @@ type process struct {
 
 	exited chan struct{} // closed once the process is gone and its group killed
 	state  error         // of the exit; read after exited
-	once   sync.Once
+
+	mu     sync.Mutex
+	pid    int  // 0 before it started
+	killed bool // Kill came, perhaps before the start was through
+
 	wrote  atomic.Int64 // bytes read from standard output
 }
 
@@ -80,11 +84,18 @@ func (p *process) Start(context.Context) error {
 		for _, f := range p.theirs {
 			f.Close()
 		}
-		started <- err
-		if err != nil {
-			return
+		if err == nil {
+			p.mu.Lock()
+			p.pid = p.cmd.Process.Pid
+			if p.killed {
+				_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+			}
+			p.mu.Unlock()
 		}
-		p.wait()
+		started <- err
+		if err == nil {
+			p.wait()
+		}
 	}()
 	err := <-started
 	if err != nil {
@@ -125,19 +136,25 @@ func (p *process) Wait(ctx context.Context) error {
 	}
 }
 
-// Kill ends the process group.
+// Kill ends the process group, now or as soon as it is there.
 func (p *process) Kill(context.Context) error {
-	p.once.Do(func() {
-		select {
-		case <-p.exited: // the group is gone with it
-		default:
-			if p.cmd.Process != nil {
-				_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-				_ = p.cmd.Process.Kill()
-			}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.killed = true
+	select {
+	case <-p.exited: // the group is gone with it
+	default:
+		if p.pid != 0 {
+			_ = syscall.Kill(-p.pid, syscall.SIGKILL)
 		}
-	})
+	}
 	return nil
+}
+
+func (p *process) started() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pid != 0
 }
 
 func (p *process) Stdout() io.ReadCloser { return quiet{p.stdout, &p.wrote} }
@@ -145,10 +162,12 @@ func (p *process) Stderr() io.ReadCloser { return quiet{p.stderr, new(atomic.Int
 func (p *process) Name() string          { return p.name }
 
 func (p *process) ID() string {
-	if p.cmd.Process == nil {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pid == 0 {
 		return ""
 	}
-	return strconv.Itoa(p.cmd.Process.Pid)
+	return strconv.Itoa(p.pid)
 }
 
 // Diagnose has nothing to add: the catalog says what went wrong.
