@@ -34,7 +34,9 @@ func Describe(version string) sdk.Description {
 			{"systemctl", "--version"},
 			{"systemctl", "is-system-running"},
 			{"env", "XDG_RUNTIME_DIR=/run/user/*", "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/*", "systemctl", "--user", "is-system-running"},
+			{"systemctl", "show", "*", "*"},
 			{"systemctl", "show", "*", "*", "*"},
+			{"env", "XDG_RUNTIME_DIR=/run/user/*", "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/*", "systemctl", "--user", "show", "*", "*"},
 			{"env", "XDG_RUNTIME_DIR=/run/user/*", "DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/*", "systemctl", "--user", "show", "*", "*", "*"},
 		},
 	}
@@ -204,8 +206,12 @@ func (Manager) Status(ctx context.Context, h sdk.Host, s sdk.Spec) (sdk.Status, 
 	if err != nil {
 		return unknown, err
 	}
-	r, err := systemctl(ctx, h, f, s.Scope, "show", "--timestamp=unix", "--property="+
-		"LoadState,ActiveState,SubState,Result,MainPID,ExecMainStatus,ExecMainCode,ExecMainStartTimestampMonotonic,StateChangeTimestamp,UnitFileState,ConditionResult", UnitName(s))
+	const properties = "--property=LoadState,ActiveState,SubState,Result,MainPID,ExecMainStatus,ExecMainCode,StateChangeTimestamp,UnitFileState,ConditionResult"
+	r, err := systemctl(ctx, h, f, s.Scope, "show", "--timestamp=unix", properties, UnitName(s))
+	if err == nil && r.Exit != 0 {
+		// An older systemctl knows no such form; then only the time is missing.
+		r, err = systemctl(ctx, h, f, s.Scope, "show", properties, UnitName(s))
+	}
 	if err != nil {
 		return unknown, err
 	}
