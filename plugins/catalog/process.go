@@ -36,7 +36,7 @@ type process struct {
 	pid    int  // 0 before it started
 	killed bool // Kill came, perhaps before the start was through
 
-	wrote  atomic.Int64 // bytes read from standard output
+	wrote atomic.Int64 // bytes read from standard output
 }
 
 // drainTime is how long what a dead plugin wrote may take to be read.
