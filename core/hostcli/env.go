@@ -1,0 +1,192 @@
+package hostcli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"fleet.example/fleet/core/artifact"
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/hostkey"
+	"fleet.example/fleet/core/install"
+	"fleet.example/fleet/core/operator"
+	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/settings"
+	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/sshconn"
+	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/plugins/catalog"
+	"fleet.example/fleet/plugins/sdk"
+)
+
+// env is what a command of fleet-host works with.
+type env struct {
+	build    Build
+	call     *command.Call
+	dirs     state.Dirs
+	stateDir string
+	catalog  *catalog.Catalog
+	resolver sshconfig.Resolver
+	pins     *hostkey.Store
+}
+
+func newEnv(b Build, c *command.Call) (*env, error) {
+	e := &env{build: b, call: c, dirs: state.DirsOf(c.Getenv), resolver: sshconfig.Resolver{Getenv: c.Getenv}}
+	var err error
+	if e.stateDir, err = e.dirs.State(); err != nil {
+		return nil, err
+	}
+	if e.pins, err = hostkey.OpenStore(e.dirs); err != nil {
+		return nil, err
+	}
+	run, err := e.dirs.Runtime()
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find fleet's own directory: %w", err)
+	}
+	log := hclog.NewNullLogger()
+	if c.Bool("verbose") {
+		log = hclog.New(&hclog.LoggerOptions{Name: "plugin", Output: c.Stderr, Level: hclog.Info, DisableTime: true})
+	}
+	e.catalog = catalog.ForPerson(catalog.Environment{Getenv: c.Getenv, Executable: self, StateDir: e.stateDir, RunBase: run})
+	e.catalog.Version, e.catalog.Log = b.Version, log
+	return e, nil
+}
+
+// notef says something under -v.
+func (e *env) notef(format string, args ...any) {
+	if e.call.Bool("verbose") {
+		e.call.Notef(format, args...)
+	}
+}
+
+// dial opens the byte stream to a host through the transport plugin.
+func (e *env) dial(ctx context.Context, conf *sshconfig.Config) (net.Conn, error) {
+	t, err := e.catalog.LaunchTransport(ctx, "direct", transportHost{e})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := t.Dial(ctx, sdk.Target{Destination: conf.Alias,
+		Hop:           sdk.Hop{ID: "target", Host: conf.HostName, Port: conf.Port, User: conf.User},
+		AddressFamily: conf.AddressFamily, BindAddress: conf.BindAddress, ConnectTimeout: conf.ConnectTimeout})
+	// What a first-party transport hands over is this process's own connection.
+	if closeErr := t.Close(); closeErr != nil {
+		e.notef("cannot end the transport plugin: %v", closeErr)
+	}
+	return conn, err
+}
+
+// transportHost answers a transport's questions about hops. A direct dial has
+// none but the target, whose key and login are this process's own business.
+type transportHost struct{ e *env }
+
+func (transportHost) Resolve(context.Context, string) (sdk.Resolved, error) {
+	return sdk.Resolved{}, sdk.ErrUnsupported
+}
+
+func (transportHost) HostKeyAlgorithms(context.Context, string) ([]string, error) {
+	return nil, sdk.ErrUnsupported
+}
+
+func (transportHost) VerifyHostKey(context.Context, string, []byte, string) error {
+	return sdk.ErrDenied
+}
+
+func (transportHost) AgentSocket(context.Context, string) (string, error) { return "", nil }
+
+func (t transportHost) Progress(_ context.Context, message string) { t.e.notef("%s", message) }
+
+// signers are the keys whose artifacts are trusted: the one linked in, and
+// those that the person added.
+func (e *env) signers() (artifact.Signers, error) {
+	s, err := artifact.LoadSigners(e.signersFile())
+	if err != nil {
+		return nil, err
+	}
+	if e.build.ArtifactSigner != "" {
+		own, err := artifact.ParseSigners([]byte(e.build.ArtifactSigner))
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the signer that was linked in: %w", err)
+		}
+		for _, k := range own {
+			s = s.Add(k)
+		}
+	}
+	return s, nil
+}
+
+func (e *env) signersFile() string { return filepath.Join(e.stateDir, "artifact-signers") }
+
+// artifactDirs are where artifacts are looked for, in order.
+func (e *env) artifactDirs() []string {
+	var dirs []string
+	if d := e.call.Getenv("FLEET_ARTIFACT_DIR"); d != "" {
+		dirs = append(dirs, d)
+	}
+	if d, err := e.dirs.Data(); err == nil {
+		dirs = append(dirs, filepath.Join(d, "artifacts"))
+	}
+	if self, err := os.Executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(self); err == nil {
+			self = real
+		}
+		dirs = append(dirs, filepath.Join(filepath.Dir(self), "artifacts"))
+	}
+	return append(dirs, "/usr/lib/fleet/artifacts")
+}
+
+// installer puts together what an install works with. Without a plane it
+// serves the commands that only look.
+func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.Env, error) {
+	signers, err := e.signers()
+	if err != nil {
+		return nil, err
+	}
+	managers, err := e.catalog.Named(sdk.KindService)
+	if err != nil {
+		return nil, err
+	}
+	in := &install.Env{Resolver: e.resolver, Pins: e.pins, Dial: e.dial, Managers: managers,
+		Launch: func(ctx context.Context, name string) (install.Manager, error) {
+			return e.catalog.LaunchService(ctx, name)
+		},
+		Artifact: func(goos, goarch string) (*artifact.Artifact, error) {
+			return artifact.Find(e.artifactDirs(), goos, goarch, signers)
+		},
+		Signers: signers, Open: e.openAgent,
+		Report: func(wire.Step) {}, Notice: func(string, ...any) {}, Notef: e.notef}
+	if p != nil {
+		in.Plane, in.Links, in.PlaneURL, in.RootsPEM = client, p, p.URL(), p.RootsPEM()
+	}
+	return in, nil
+}
+
+// plane opens the plane of a person who is logged in.
+func (e *env) plane() (*state.Plane, *planeclient.Client, error) { return operator.Plane(e.call) }
+
+// connect dials a host whose key is pinned; another host is refused.
+func (e *env) connect(ctx context.Context, in *install.Env, dest string, flags sshconfig.Flags) (*sshconn.Conn, error) {
+	c, err := in.Connect(ctx, dest, flags)
+	if err != nil {
+		return nil, err
+	}
+	if !c.Pinned {
+		err := sshconn.Unconfirmed(c)
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (e *env) sshFlags() sshconfig.Flags { return settings.SSH(e.call) }
+
+func since(t time.Time) int64 { return time.Since(t).Milliseconds() }
