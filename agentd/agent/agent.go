@@ -274,7 +274,7 @@ func (a *Agent) startChecks() *checks {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &checks{cancel: cancel, done: make(chan struct{}), loop: &check.Loop{
-		Store: a.store, Body: a.body, Answered: answered{a.Dirs.Data}, Log: a.Log,
+		Store: a.store, Body: a.body, Answered: answered{a.Dirs.Data}, Log: a.Log, Changed: func() { a.probes.Recheck() },
 		Dial: func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
 	}}
 	c.loop.Init()

@@ -65,8 +65,11 @@ type Loop struct {
 	// Body returns what the machine says of itself, from memory.
 	Body     func() wire.CheckBody
 	Answered Answered
-	Log      hclog.Logger
-	Now      func() time.Time // the wall clock; nil means time.Now
+	// Changed is called by the worker when the credential's state or its last
+	// write's success became another, for the blockers that follow from them.
+	Changed func()
+	Log     hclog.Logger
+	Now     func() time.Time // the wall clock; nil means time.Now
 
 	instance string
 	kick     chan struct{}
@@ -299,6 +302,7 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	case r.Code == wire.CodeBehind:
 		l.doubted = time.Time{}
 		l.Store.Refused(cred, r.Code)
+		poke(l.work)
 		if !l.Store.Newest(cred) {
 			return l.pace.floor // the newer one is at hand
 		}
@@ -306,6 +310,7 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	case r.Code == wire.CodeUnauthorized:
 		l.doubted = time.Time{}
 		l.Store.Refused(cred, r.Code)
+		poke(l.work)
 		return l.pace.refused()
 	case r.RetryAfter > 0:
 		return l.pace.asked(r.RetryAfter)
@@ -411,6 +416,8 @@ func (l *Loop) Last(reason string) error {
 // worker does what answers lead to on disk and in further requests.
 func (l *Loop) worker(ctx context.Context) {
 	saved := l.answered
+	said := ""
+	state := l.Store.Status()
 	for {
 		select {
 		case <-ctx.Done():
@@ -431,13 +438,20 @@ func (l *Loop) worker(ctx context.Context) {
 			wctx, cancel := context.WithTimeout(ctx, workBudget)
 			moved, err := l.Store.Advance(wctx, client, rotate)
 			cancel()
-			if err != nil && ctx.Err() == nil {
+			if err != nil && ctx.Err() == nil && err.Error() != said {
+				said = err.Error()
 				l.Log.Warn("credential did not advance", "error", err)
+			} else if err == nil {
+				said = ""
 			}
 			if moved {
 				l.Log.Info("credential rotated, presenting the next generation")
 				l.Kick()
 			}
+		}
+		if now := l.Store.Status(); l.Changed != nil && (now.State != state.State || now.Problem != state.Problem) {
+			state = now
+			l.Changed()
 		}
 		if l.Answered != nil && answered.Rotate != nil && !sameTime(answered.Rotate, saved.Rotate) {
 			if err := l.Answered.Save(answered); err != nil {

@@ -252,6 +252,7 @@ func (s *Store) Refused(c Credential, code string) {
 	if !c.is(s.held[s.cursor]) {
 		return // the files changed meanwhile
 	}
+	s.accepted = nil // what was accepted before proves nothing any more
 	switch code {
 	case wire.CodeUnauthorized:
 		s.state = wire.CredentialUnauthorized

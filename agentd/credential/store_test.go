@@ -395,35 +395,34 @@ func TestInstallRules(t *testing.T) { // R6
 		change(&c)
 		return &c
 	}
-	s, doc := proven(3)
-	for name, x := range map[string]struct {
-		doc  *wire.Credential
-		want string // outcome, or "" for a refusal
+	for _, x := range []struct {
+		name   string
+		change func(*wire.Credential)
+		want   string // outcome, or "" for a refusal
 	}{
-		"the same again":            {doc, Same},
-		"an earlier generation":     {other(doc, func(c *wire.Credential) { c.Generation = 1 }), ""},
-		"another of the same":       {other(doc, func(*wire.Credential) {}), ""},
-		"another plane's":           {other(doc, func(c *wire.Credential) { c.Machine, c.Plane.URL = wire.NewMachineID(), "https://other.example" }), ""},
-		"a new row, the same plane": {other(doc, func(c *wire.Credential) { c.Machine, c.Generation = wire.NewMachineID(), 1 }), Replaced},
+		{"an earlier generation", func(c *wire.Credential) { c.Generation = 1 }, ""},
+		{"another of the same", func(*wire.Credential) {}, ""},
+		{"another plane's", func(c *wire.Credential) { c.Machine, c.Plane.URL = wire.NewMachineID(), "https://other.example" }, ""},
+		{"a new row, the same plane", func(c *wire.Credential) { c.Machine, c.Generation = wire.NewMachineID(), 1 }, Replaced},
 	} {
-		if name == "a new row, the same plane" {
-			s, _ = proven(3)
-			s.plane = &Plane{URL: doc.Plane.URL}
+		s, doc := proven(3)
+		if got, err := s.Install(doc, false); got != Same || err != nil {
+			t.Errorf("the same again: %q, %v", got, err)
 		}
-		got, err := s.Install(x.doc, false)
+		got, err := s.Install(other(doc, x.change), false)
 		if got != x.want || (err == nil) != (x.want != "") {
-			t.Errorf("%s: %q, %v", name, got, err)
+			t.Errorf("%s: %q, %v", x.name, got, err)
 		}
 	}
 	// One that never worked gives way.
-	s = Open(newDisk())
+	s := Open(newDisk())
 	first := testDoc()
 	s.Install(first, false)
 	if got, err := s.Install(other(first, func(*wire.Credential) {}), false); got != Replaced || err != nil {
 		t.Fatal(got, err)
 	}
 	// One that is dead gives way, and the mark goes.
-	s, doc = proven(1)
+	s, doc := proven(1)
 	s.MarkRevoked(time.Now())
 	if !s.Status().Revoked {
 		t.Fatal("not revoked")
