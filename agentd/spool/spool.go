@@ -276,15 +276,25 @@ func (s *Spool) State() (State, <-chan struct{}) {
 
 // Cursor reads from an offset on.
 func (s *Spool) Cursor(from int64) *Cursor {
-	return &Cursor{dir: s.dir, at: max(from, 0), bounds: func() (State, []segment) {
+	return &Cursor{dir: s.dir, at: max(from, 0), bounds: func(at int64) (State, int64) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		st := State{Oldest: s.end, End: s.end, Closed: s.closed}
 		if len(s.segs) > 0 {
 			st.Oldest = s.segs[0].start
 		}
-		return st, s.segs
+		return st, holder(s.segs, at)
 	}}
+}
+
+// holder is the start of the segment that holds the byte at offset at. The
+// segments must not change meanwhile.
+func holder(segs []segment, at int64) int64 {
+	i := sort.Search(len(segs), func(i int) bool { return segs[i].end > at })
+	if i == len(segs) {
+		return -1
+	}
+	return segs[i].start
 }
 
 // Stored is a spool that nobody writes any more.
@@ -362,14 +372,14 @@ func (s *Stored) State() State {
 
 // Cursor reads from an offset on.
 func (s *Stored) Cursor(from int64) *Cursor {
-	return &Cursor{dir: s.dir, at: max(from, 0), bounds: func() (State, []segment) { return s.State(), s.segs }}
+	return &Cursor{dir: s.dir, at: max(from, 0), bounds: func(at int64) (State, int64) { return s.State(), holder(s.segs, at) }}
 }
 
 // Cursor reads a spool forward. It is used by one goroutine.
 type Cursor struct {
 	dir    string
 	at     int64
-	bounds func() (State, []segment)
+	bounds func(at int64) (State, int64) // and the start of the segment that holds at
 
 	file *os.File
 	seg  int64 // start of the open segment
@@ -397,7 +407,7 @@ func (c *Cursor) At() int64 { return c.at }
 // there is nothing (yet) beyond At.
 func (c *Cursor) Next(limit int) (chunk Chunk, ok bool, err error) {
 	for {
-		st, segs := c.bounds()
+		st, start := c.bounds(c.at)
 		if c.at >= st.End {
 			return Chunk{}, false, nil
 		}
@@ -406,11 +416,10 @@ func (c *Cursor) Next(limit int) (chunk Chunk, ok bool, err error) {
 			c.at = st.Oldest
 			return chunk, true, nil
 		}
-		i := sort.Search(len(segs), func(i int) bool { return segs[i].end > c.at })
-		if c.file == nil || c.seg != segs[i].start {
-			if err := c.open(segs[i].start); err != nil {
+		if c.file == nil || c.seg != start {
+			if err := c.open(start); err != nil {
 				if errors.Is(err, os.ErrNotExist) {
-					if now, _ := c.bounds(); now.Oldest > c.at {
+					if now, _ := c.bounds(c.at); now.Oldest > c.at {
 						continue // dropped between the look and the open
 					}
 				}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -148,6 +150,42 @@ func TestBlockWaitsForAcknowledgementAndLosesNothing(t *testing.T) { // R34
 	if st, _ := s.State(); st.Lost != 0 {
 		t.Fatalf("lost %d", st.Lost)
 	}
+}
+
+func TestReadersAndTheWriterDoNotDisturbEachOther(t *testing.T) { // R34
+	s := create(t, 4*MinLimit, true)
+	const total = 8 << 20
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			c := s.Cursor(0)
+			defer c.Close()
+			for at := int64(0); at < total; {
+				ch, ok, err := c.Next(maxRecord)
+				if err != nil {
+					t.Errorf("at %d: %v", at, err)
+					return
+				}
+				if !ok {
+					runtime.Gosched()
+					continue
+				}
+				for i, b := range ch.Data {
+					if want := byte((ch.Offset + int64(i)) / 512); b != want {
+						t.Errorf("byte %d is %d, want %d", ch.Offset+int64(i), b, want)
+						return
+					}
+				}
+				at = c.At()
+			}
+		})
+	}
+	for off := 0; off < total; off += 512 {
+		if err := s.Append(Stdout, bytes.Repeat([]byte{byte(off / 512)}, 512)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
 }
 
 func TestCloseEndsAWaitingAppend(t *testing.T) {
