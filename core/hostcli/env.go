@@ -6,16 +6,19 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/artifact"
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/operator"
+	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/reach"
+	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
@@ -170,6 +173,61 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 	return in, nil
 }
 
+// openAgent reaches the agent behind a connection for the installer.
+func (e *env) openAgent(ctx context.Context, c *sshconn.Conn, d place.Dirs) (install.Agent, error) {
+	a := reach.New(c, d, e.notef)
+	t, err := a.Mint(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	return agentOf{agentclient.New(dialerOf{a, t})}, nil
+}
+
+// dialerOf reaches an agent, minting again when a token is no longer good.
+type dialerOf struct {
+	*reach.Agent
+	token secret.Text
+}
+
+func (d dialerOf) Token(ctx context.Context, renew bool) (secret.Text, error) {
+	if renew {
+		return d.Mint(ctx, "")
+	}
+	return d.token, nil
+}
+
+// agentOf is an agent as the installer sees it.
+type agentOf struct{ c *agentclient.Client }
+
+func (a agentOf) Identity(ctx context.Context) (wire.Identity, error) {
+	id, err := a.c.Identity(ctx)
+	if err != nil {
+		return wire.Identity{}, err
+	}
+	return *id, nil
+}
+
+func (a agentOf) Status(ctx context.Context) (wire.AgentStatus, error) {
+	st, err := a.c.Status(ctx)
+	if err != nil {
+		return wire.AgentStatus{}, err
+	}
+	return *st, nil
+}
+
+func (a agentOf) Restart(ctx context.Context, reason string) error {
+	if _, err := a.c.Stop(ctx, reason); err != nil {
+		return err
+	}
+	_, err := a.c.Restart(ctx)
+	return err
+}
+
+func (a agentOf) Close() error {
+	a.c.Close()
+	return nil
+}
+
 // plane opens the plane of a person who is logged in.
 func (e *env) plane() (*state.Plane, *planeclient.Client, error) { return operator.Plane(e.call) }
 
@@ -188,5 +246,3 @@ func (e *env) connect(ctx context.Context, in *install.Env, dest string, flags s
 }
 
 func (e *env) sshFlags() sshconfig.Flags { return settings.SSH(e.call) }
-
-func since(t time.Time) int64 { return time.Since(t).Milliseconds() }

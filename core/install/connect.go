@@ -16,6 +16,15 @@ import (
 
 // Connect resolves a destination and dials it.
 func (e *Env) Connect(ctx context.Context, host string, flags sshconfig.Flags) (*sshconn.Conn, error) {
+	return e.connect(ctx, host, flags, false)
+}
+
+// ConnectAnew is Connect as if nothing were pinned for the host yet.
+func (e *Env) ConnectAnew(ctx context.Context, host string, flags sshconfig.Flags) (*sshconn.Conn, error) {
+	return e.connect(ctx, host, flags, true)
+}
+
+func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, anew bool) (*sshconn.Conn, error) {
 	conf, err := e.Resolver.Resolve(ctx, host, flags)
 	if err != nil {
 		return nil, err
@@ -25,7 +34,7 @@ func (e *Env) Connect(ctx context.Context, host string, flags sshconfig.Flags) (
 			return nil, fault.New(fault.Failure, "unsupported", "%s is reached through %s %s, which this version of fleet does not support: only direct connections", host, keyword, value)
 		}
 	}
-	return sshconn.Dial(ctx, sshconn.Params{Config: conf, Dial: e.Dial, Pins: e.Pins, Notef: e.Notef})
+	return sshconn.Dial(ctx, sshconn.Params{Config: conf, Dial: e.Dial, Pins: e.Pins, Anew: anew, Notef: e.Notef})
 }
 
 func (r *run) connect(ctx context.Context) (bool, string, error) {

@@ -203,7 +203,13 @@ func awaitRunning(ctx context.Context, m Manager, h sdk.Host, spec sdk.Spec) err
 
 func (r *run) writeRecord(ctx context.Context, rendered sdk.Rendered) error {
 	rec := wire.ServiceRecord{Schema: wire.SchemaService, Scope: r.scope, Manager: r.manager.Description().Name,
-		Unit: rendered.Unit, Account: r.facts.User, DataDir: r.dirs.Data, RuntimeDir: r.dirs.Runtime}
+		Unit: rendered.Unit, Account: r.facts.User, DataDir: r.dirs.Data, RuntimeDir: r.dirs.Runtime,
+		Start: rendered.StartArgv, Stop: rendered.StopArgv, Restart: rendered.RestartArgv}
+	d, err := r.manager.Detect(ctx, r.host.For(r.manager.Description()))
+	if err != nil {
+		return err
+	}
+	rec.StayWhenStopped = !d.LatchAware
 	b, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		return err

@@ -38,6 +38,9 @@ type Params struct {
 	Config *sshconfig.Config
 	Dial   Dialer
 	Pins   *hostkey.Store
+	// Anew leaves what is pinned for the host aside, for a person who is about
+	// to pin what it presents now.
+	Anew bool
 	// Notef takes what a person sees under -v. It may be nil.
 	Notef func(format string, args ...any)
 }
@@ -85,6 +88,9 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	pins, err := p.Pins.Pins(c.Place)
 	if err != nil {
 		return nil, err
+	}
+	if p.Anew {
+		pins = nil
 	}
 	known := hostkey.Known(p.Config.KnownHosts, c.Place.Name, "")
 	var keyErr error

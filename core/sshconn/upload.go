@@ -158,3 +158,13 @@ func (c *Conn) uploadCat(ctx context.Context, path string, r io.Reader, size int
 	}
 	return nil
 }
+
+// CheckSFTP reports whether the host has a usable sftp subsystem. It opens it
+// and says nothing, so it may be asked before the key is confirmed.
+func (c *Conn) CheckSFTP(ctx context.Context) error {
+	client, err := c.sftp(ctx)
+	if err != nil {
+		return err
+	}
+	return client.Close()
+}

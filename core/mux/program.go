@@ -1,0 +1,28 @@
+package mux
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"fleet.example/fleet/core/fault"
+)
+
+// hostProgram finds fleet-host beside the executable, or where a package puts it.
+func hostProgram(self string) (string, error) {
+	if real, err := filepath.EvalSymlinks(self); err == nil {
+		self = real
+	}
+	places := []string{filepath.Join(filepath.Dir(self), "fleet-host"), "/usr/lib/fleet/fleet-host"}
+	for _, p := range places {
+		if st, err := os.Stat(p); err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o111 != 0 {
+			return p, nil
+		}
+	}
+	return "", fault.New(fault.Failure, "no_fleet_host", "cannot find fleet-host: neither %s nor %s is there", places[0], places[1]).
+		WithHint("install fleet's programs into one directory")
+}
+
+// detach gives the command a process group of its own.
+func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
