@@ -1,0 +1,58 @@
+# fleet: build, demo, test. `make help` lists the targets.
+
+GO        ?= go
+VERSION   ?= $(shell git describe --tags --match 'v*' --always --dirty 2>/dev/null || echo 0.1.0)
+BIN       := bin
+CROSS     := .cache/cross
+PLATFORMS := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
+SIGN_KEY  := $(or $(FLEET_SIGN_KEY),.keys/artifact-sign)
+
+export CGO_ENABLED = 0
+LDFLAGS   = -s -w -buildid= -X main.version=$(VERSION)
+BUILD     = $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+ON_MACHINE := agentd agentd-shim agentd-probes fleet-plugins
+
+.PHONY: help build artifacts demo test e2e lint bench fuzz completions clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+build: $(SIGN_KEY) ## build the programs for this machine into bin/
+	@mkdir -p $(BIN)
+	$(BUILD) -o $(BIN)/ ./cmd/fleet ./cmd/planed ./cmd/fleet-plugins
+	$(GO) build -trimpath -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o $(BIN)/ ./cmd/fleet-host
+	$(BIN)/fleet-plugins lock $(BIN)
+
+# The key that signs artifacts where FLEET_SIGN_KEY names no other.
+.keys/artifact-sign:
+	@mkdir -p -m 700 .keys
+	ssh-keygen -q -t ed25519 -N '' -C fleet-artifacts -f $@
+
+artifacts: build $(PLATFORMS:%=artifact-%) ## build and sign what is installed on machines
+
+artifact-%: build
+	@mkdir -p $(CROSS)/$*
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(BUILD) -o $(CROSS)/$*/ $(ON_MACHINE:%=./cmd/%)
+	$(BIN)/fleet-host artifact build $(CROSS)/$* --os $(word 1,$(subst -, ,$*)) --arch $(word 2,$(subst -, ,$*)) \
+		--as $(VERSION) --sign-key $(SIGN_KEY) --out $(BIN)/artifacts
+
+demo: artifact-linux-$(shell $(GO) env GOARCH) ## run the main job on a host of its own, in under two minutes
+	contrib/demo/demo.sh
+
+test: ## every test; those that need the lab say so where it cannot run
+	contrib/test.sh
+
+e2e: artifact-linux-$(shell $(GO) env GOARCH) ## the end-to-end tests alone
+	$(GO) test -count=1 -timeout 30m ./contrib/e2e/...
+
+lint: ## formatting, vet, staticcheck, generated code, scripts
+	contrib/lint.sh
+
+bench: build ## the figures: sizes, start-up, memory, checks, installs
+	contrib/bench/run.sh
+
+fuzz: ## every fuzz test for FUZZTIME (10 s) each
+	contrib/fuzz.sh $(or $(FUZZTIME),10s)
+
+clean: ## remove what was built
+	rm -rf $(BIN) $(CROSS)
