@@ -10,7 +10,7 @@ SIGN_KEY  := $(or $(FLEET_SIGN_KEY),.keys/artifact-sign)
 export CGO_ENABLED = 0
 LDFLAGS   = -s -w -buildid= -X main.version=$(VERSION)
 BUILD     = $(GO) build -trimpath -ldflags '$(LDFLAGS)'
-ON_MACHINE := agentd agentd-shim agentd-probes fleet-plugins
+ON_MACHINE := agentd agentd-shim fleet-plugins
 
 .PHONY: help build artifacts demo test e2e lint bench fuzz completions clean
 

@@ -57,7 +57,7 @@ type File struct {
 const (
 	Agent   = "agentd"
 	Shim    = "agentd-shim"
-	Probes  = "agentd-probes"
+	Probes  = "agentd-probes" // a link to Plugins
 	Plugins = "fleet-plugins" // first-party plugins, one file behind links
 	Lock    = "plugins.lock"
 	// ManifestFile and SignatureFile lie beside the files in the version
@@ -138,10 +138,13 @@ func ParseManifest(b []byte) (*Manifest, error) {
 			return bad("link %q leads to no file", f.Path)
 		}
 	}
-	for _, name := range []string{Agent, Shim, Probes, Plugins} {
+	for _, name := range []string{Agent, Shim, Plugins} {
 		if !seen[name] {
 			return bad("%s is missing", name)
 		}
+	}
+	if _, there := seen[Probes]; !there {
+		return bad("%s is missing", Probes)
 	}
 	return &m, nil
 }

@@ -29,7 +29,7 @@ func artifactCommand(b Build) *command.Command {
 		Name: "artifact", Group: "Tools", Summary: "build, verify and trust what is installed on machines",
 		Sub: []*command.Command{
 			{Name: "build", Args: "DIR", Summary: "pack the programs in DIR into a signed artifact", Min: 1, Max: 1,
-				Help: "DIR holds agentd, agentd-shim, agentd-probes and fleet-plugins, built for one platform.",
+				Help: "DIR holds agentd, agentd-shim and fleet-plugins, built for one platform.",
 				Flags: append(command.JSONFlags(false),
 					&cli.StringFlag{Name: "os", Usage: "`GOOS` of the programs: linux or darwin", Required: true},
 					&cli.StringFlag{Name: "arch", Usage: "`GOARCH` of the programs: amd64 or arm64", Required: true},
@@ -111,7 +111,7 @@ func runArtifactBuild(ctx context.Context, c *command.Call) error {
 		files[filepath.Base(path)] = content
 		return os.WriteFile(filepath.Join(tmp, filepath.Base(path)), content, 0o755)
 	}
-	for _, name := range []string{artifact.Agent, artifact.Shim, artifact.Probes, artifact.Plugins} {
+	for _, name := range []string{artifact.Agent, artifact.Shim, artifact.Plugins} {
 		if err := take(filepath.Join(c.Arg(0), name)); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func lockAndLink(ctx context.Context, dir, version, platform string, vendors []s
 	if err := lock.Write(path, l); err != nil {
 		return nil, err
 	}
-	links := map[string]string{}
+	links := map[string]string{artifact.Probes: artifact.Plugins}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err

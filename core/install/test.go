@@ -50,6 +50,7 @@ func (e *Env) Test(ctx context.Context, hostArg string, flags sshconfig.Flags, s
 		return doc, err
 	}
 	h.DataDir = places[scope].Data
+	t.account = facts.User
 	t.sftp(ctx, conn)
 	t.managers(ctx, h, scope)
 	t.probes(ctx, h, probes)
@@ -72,7 +73,8 @@ func (e *Env) Test(ctx context.Context, hostArg string, flags sshconfig.Flags, s
 // tester collects the steps of a test.
 type tester struct {
 	*Env
-	doc *wire.Test
+	doc     *wire.Test
+	account string
 }
 
 func (t *tester) add(name, status string, begin time.Time, detail, remedy string) {
@@ -191,7 +193,7 @@ func (t *tester) managers(ctx context.Context, h *remote.Host, scope string) {
 
 func (t *tester) linger(ctx context.Context, m Manager, h *remote.Host) {
 	begin := time.Now()
-	l, err := m.Linger(ctx, h.For(m.Description()), SpecOf(place.Dirs{Data: h.DataDir, Runtime: h.DataDir}, string(h.Scope), ""), false)
+	l, err := m.Linger(ctx, h.For(m.Description()), SpecOf(place.Dirs{Data: h.DataDir, Runtime: h.DataDir}, string(h.Scope), t.account), false)
 	switch {
 	case errors.Is(err, sdk.ErrUnsupported):
 	case err != nil:

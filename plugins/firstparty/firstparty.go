@@ -20,6 +20,7 @@ import (
 
 	"fleet.example/fleet/plugins/catalog/lock"
 	"fleet.example/fleet/plugins/probe/host"
+	"fleet.example/fleet/plugins/probehost"
 	"fleet.example/fleet/plugins/sdk"
 	"fleet.example/fleet/plugins/service/launchd"
 	"fleet.example/fleet/plugins/service/plain"
@@ -29,6 +30,11 @@ import (
 
 // BinaryName is the file that the links lead to.
 const BinaryName = "fleet-plugins"
+
+// ProbesName is the program that hosts probes on a machine. It shares the file
+// with the plugins that it runs: a second one with the same gRPC in it would
+// make the artifact half as large again.
+const ProbesName = "agentd-probes"
 
 // Plugins are all of fleet's own.
 func Plugins(version string) []sdk.Plugin {
@@ -47,6 +53,9 @@ func Main(args []string, version string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	name := filepath.Base(args[0])
+	if name == ProbesName {
+		return probehost.Main(args, version, stdout, stderr)
+	}
 	plugins := Plugins(version)
 	for _, p := range plugins {
 		if p.Description.FileName() == name {

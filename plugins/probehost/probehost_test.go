@@ -23,7 +23,7 @@ func versionDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(d) })
-	for _, p := range []string{"agentd-probes", "fleet-plugins"} {
+	for _, p := range []string{"fleet-plugins"} {
 		if out, err := exec.Command("go", "build", "-o", filepath.Join(d, p), "fleet.example/fleet/cmd/"+p).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
