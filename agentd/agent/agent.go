@@ -107,7 +107,7 @@ const (
 var ErrHandoff = errors.New("restart")
 
 // Run runs until one of the ends that R29 names.
-func (a *Agent) Run(ctx context.Context) error {
+func (a *Agent) Run(ctx context.Context) (err error) {
 	unlock, err := a.lock(ctx)
 	if err != nil {
 		return err
@@ -118,7 +118,18 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	defer signal.Stop(signals)
+	defer func() {
+		signal.Stop(signals)
+		// A signal that came while the restart was prepared would be lost in
+		// the program that follows.
+		select {
+		case sig := <-signals:
+			if errors.Is(err, ErrHandoff) && sig != syscall.SIGHUP {
+				err = nil
+			}
+		default:
+		}
+	}()
 
 	rctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -132,7 +143,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	checks := a.startChecks()
 	a.notify(daemon.SdNotifyReady)
 	a.Log.Info("agentd runs", "version", a.Version, "machine", a.store.Machine(), "pid", os.Getpid())
-	defer a.notify(daemon.SdNotifyStopping)
+	// A restart in place is no stop to the service manager: told that the
+	// service stops, it would kill the process that goes on.
+	defer func() {
+		if !errors.Is(err, ErrHandoff) {
+			a.notify(daemon.SdNotifyStopping)
+		}
+	}()
 
 	beat := time.NewTicker(a.watchdog())
 	defer beat.Stop()

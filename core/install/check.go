@@ -134,20 +134,55 @@ func Match(id wire.Identity, selected string, uid int) error {
 	return nil
 }
 
+// restartTimeout bounds how long an agent may take to become another version.
+const restartTimeout = 15 * time.Second
+
 // restartAgent makes a running agent become the version that current names. An
-// agent too old to do that itself is restarted by its service manager.
+// agent that cannot do that by itself is restarted by its service manager.
 func (r *run) restartAgent(ctx context.Context, h sdk.Host, spec sdk.Spec) error {
-	err := func() error {
-		a, err := r.Open(ctx, r.conn, r.dirs)
-		if err != nil {
-			return err
-		}
-		defer a.Close()
-		return a.Restart(ctx, wire.ReasonUpdate)
-	}()
-	if err == nil {
-		return nil
+	err := r.becomeCurrent(ctx)
+	if err == nil || ctx.Err() != nil {
+		return err
 	}
 	r.Notef("the agent does not restart by itself (%v), asking the service manager", err)
 	return r.manager.Restart(ctx, h, spec)
+}
+
+// becomeCurrent asks the agent to restart in place and waits until the one
+// that answers is another. The answer to the request may be lost in the
+// restart, so what counts is who answers afterwards.
+func (r *run) becomeCurrent(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
+	defer cancel()
+	before, err := r.status(ctx, func(a Agent) error { return a.Restart(ctx, wire.ReasonUpdate) })
+	if before.StartedAt == nil {
+		return err
+	}
+	wait := 20 * time.Millisecond
+	for {
+		now, err := r.status(ctx, nil)
+		if err == nil && now.StartedAt != nil && now.StartedAt.After(before.StartedAt.Time) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the agent did not restart in %s: %v", restartTimeout, err)
+		case <-time.After(wait):
+			wait = min(2*wait, time.Second)
+		}
+	}
+}
+
+// status opens the agent, asks for its status, and then does the deed.
+func (r *run) status(ctx context.Context, deed func(Agent) error) (wire.AgentStatus, error) {
+	a, err := r.Open(ctx, r.conn, r.dirs)
+	if err != nil {
+		return wire.AgentStatus{}, err
+	}
+	defer a.Close()
+	st, err := a.Status(ctx)
+	if err == nil && deed != nil {
+		err = deed(a)
+	}
+	return st, err
 }

@@ -153,12 +153,7 @@ func (r *run) idle(ctx context.Context) error {
 func (r *run) handOver(ctx context.Context) error {
 	begin := time.Now().Add(r.facts.ClockOffset).Add(-2 * time.Second)
 	err := r.step(ctx, "restart", func(ctx context.Context) (bool, string, error) {
-		a, err := r.Open(ctx, r.conn, r.dirs)
-		if err != nil {
-			return false, "", err
-		}
-		defer a.Close()
-		return false, "", a.Restart(ctx, wire.ReasonUpdate)
+		return false, "", r.becomeCurrent(ctx)
 	})
 	if err != nil {
 		return err

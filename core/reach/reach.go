@@ -68,6 +68,10 @@ func (a *Agent) dial(ctx context.Context, socket string) (net.Conn, error) {
 		if err := a.running(ctx, socket); err != nil {
 			return nil, err
 		}
+		// The socket may have come between the two questions.
+		if conn, err = a.conn.DialUnix(ctx, path.Join(a.dirs.Runtime, socket)); err == nil {
+			return conn, nil
+		}
 		a.notef("the SSH server refuses channels to UNIX sockets (%s), using a bridge", refused.Message)
 		a.mu.Lock()
 		a.bridge = true
