@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"syscall"
 
 	"fleet.example/fleet/core/command"
@@ -11,6 +13,7 @@ import (
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
 )
 
 // Main runs fleet and returns its exit code.
@@ -19,10 +22,14 @@ func Main(args []string, std command.IO, version string) int {
 		Flags: settings.Flags(), Signals: true,
 		Config: func() (map[string]string, error) { return settings.Load(state.DirsOf(std.Getenv)) },
 	}
+	app.Topics, app.Unknown = topics, external
 	for _, p := range passedOn {
 		app.Commands = append(app.Commands, &command.Command{Name: p.name, Group: p.group, Summary: p.summary, Raw: passOn(p.name)})
 	}
+	app.Commands = append(app.Commands, logoutCommand(), whoamiCommand(),
+		lsCommand(), showCommand(), waitCommand(), hostCommand(), renameCommand(), labelCommand(), deleteCommand())
 	app.Commands = append(app.Commands, DataPath(reachThroughHost)...)
+	app.Commands = append(app.Commands, auditCommand(), tokenCommand(), personCommand(), versionCommand(version))
 	return app.Main(args, std)
 }
 
@@ -53,4 +60,33 @@ func passOn(name string) func(context.Context, command.IO, []string) int {
 		}
 		return f.Exit
 	}
+}
+
+// PassedOn are the commands that fleet-host runs, with their summaries.
+func PassedOn() map[string]string {
+	out := map[string]string{}
+	for _, p := range passedOn {
+		out[p.name] = p.summary
+	}
+	return out
+}
+
+// external runs fleet-NAME from PATH, as git does. fleet's own helpers and
+// plugins are not commands, wherever they are found.
+func external(_ context.Context, std command.IO, name string, args []string) (exit int, known bool) {
+	if wire.CheckName(name) != nil || name == "host" || name == "plugins" {
+		return 0, false
+	}
+	for _, kind := range []string{"transport-", "service-", "probe-"} {
+		if strings.HasPrefix(name, kind) {
+			return 0, false
+		}
+	}
+	program, err := exec.LookPath("fleet-" + name)
+	if err != nil {
+		return 0, false
+	}
+	err = syscall.Exec(program, append([]string{"fleet-" + name}, args...), os.Environ())
+	fmt.Fprintf(std.Stderr, "fleet: cannot run %s: %s\n", program, err)
+	return fault.Failure, true
 }

@@ -42,7 +42,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
-		"up": up, "down": down, "exec": execute, "ls": list,
+		"up": up, "down": down, "exec": execute, "ls": list, "check": check,
 	}
 	command, ok := commands[args[0]]
 	if !ok {
@@ -282,3 +282,6 @@ func printJSON(w io.Writer, v any) error {
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
+
+// check says whether a lab can run here, and if not, why.
+func check(context.Context, []string, io.Writer, io.Writer) error { return lab.Available() }

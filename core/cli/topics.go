@@ -1,0 +1,45 @@
+package cli
+
+import "fleet.example/fleet/core/command"
+
+var topics = []command.Topic{
+	{Name: "exit-codes", Summary: "what an exit code means", Text: `
+  0  all is well
+  1  failure
+  2  usage: the command line or configuration is wrong
+  3  some of many failed
+  4  a person must log in or approve
+  5  not found
+  6  host key unknown or changed
+  7  unreachable
+  8  not yet: waited out, or deferred
+  9  refused or blocked
+130  interrupted
+
+fleet exec returns the remote command's own code, and 255 for its own failures,
+as ssh does. With --json or --jsonl an error is one fleet.error/v1 document on
+standard error, which carries the code too.`},
+	{Name: "selectors", Summary: "how MACHINE and many machines are named", Text: `
+MACHINE is an exact id, else an exact name, else a unique prefix of either. A
+word that means several machines is a usage error that names them. What cannot
+be undone (delete, uninstall, host unlink) takes no prefix.
+
+-l k=v,k2!=v2 selects by labels; --presence, --lifecycle, --blocker and
+--agent-version by state. All that are given must fit.`},
+	{Name: "environment", Summary: "configuration, variables and files", Text: `
+A value comes from a flag, else from its variable, else from
+$XDG_CONFIG_HOME/fleet/config.toml, else from /etc/fleet/config.toml. Keys are
+plane, token_file, no_input, verbose, parallel. Unknown keys are errors.
+
+FLEET_PLANE         the plane's URL
+FLEET_TOKEN_FILE    private file with an automation token
+FLEET_NO_INPUT      never ask
+FLEET_VERBOSE       say more
+FLEET_PLUGIN_DIR    looked at first for plugins
+FLEET_ARTIFACT_DIR  looked at first for artifacts
+FLEET_SIGN_KEY      the key that signs artifacts
+NO_COLOR, TERM=dumb no colour
+
+State (sessions, pins, links) is in $XDG_STATE_HOME/fleet, sockets are in
+$XDG_RUNTIME_DIR/fleet, /run/user/UID/fleet or /tmp/fleet-UID.`},
+}
