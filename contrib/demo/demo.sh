@@ -7,12 +7,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=$PWD/bin
 dir=$(mktemp -d /tmp/fleet-demo-XXXXXX)
+go build -o "$dir/" ./contrib/lab/cmd/lab ./contrib/lab/cmd/loopback
 export HOME=$dir/home XDG_STATE_HOME=$dir/state XDG_CONFIG_HOME=$dir/config XDG_DATA_HOME=$dir/data PATH=$bin:$PATH
 unset XDG_RUNTIME_DIR SSH_AUTH_SOCK FLEET_PLANE FLEET_TOKEN_FILE
 mkdir -m 700 "$HOME" "$XDG_STATE_HOME"
 plane_pid='' lab_up='' loop_pid=''
 
-say() { printf '\n\033[1m# %s\033[0m\n' "$*"; }
+say() { printf '\n# %s\n' "$*"; }
 run() {
   printf '$ %s\n' "$*"
   "$@"
@@ -44,7 +45,6 @@ wait_for() { # WHAT COMMAND…
   done
 }
 
-go build -o "$dir/lab" ./contrib/lab/cmd/lab
 if why=$("$dir/lab" check 2>&1); then
   say "A machine behind NAT, with its own systemd and sshd (two seconds)"
   "$dir/lab" up --detach --account dana >"$dir/lab.json"
@@ -57,7 +57,6 @@ if why=$("$dir/lab" check 2>&1); then
 else
   echo "no lab here: $why"
   say "An unprivileged sshd on loopback, as this account"
-  go build -o "$dir/loopback" ./contrib/lab/cmd/loopback
   mkfifo "$dir/keep"
   "$dir/loopback" <"$dir/keep" >"$dir/loop" &
   loop_pid=$!
@@ -75,8 +74,8 @@ say "The plane: one file, its own CA, an invitation for its first owner"
 run planed init --data "$dir/plane" --url "$url" --owner dana --json | tee "$dir/init.json"
 pin=$(sed -n 's/.*"ca_pin": "\(.*\)",*/\1/p' "$dir/init.json")
 # A demo is a lab: checks come every second here, in place of every 30.
-printf '$ planed serve --data %s --listen %s:%s &\n' "$dir/plane" 
-planed serve --data "$dir/plane" --listen "$listen:$port" --test-floor 500ms --check-interval 1s 2>"$dir/plane.log" &
+printf '$ planed serve --data %s --listen %s &\n' "$dir/plane" "$listen:$listen_port"
+planed serve --data "$dir/plane" --listen "$listen:$listen_port" --test-floor 500ms --check-interval 1s 2>"$dir/plane.log" &
 plane_pid=$!
 wait_for "a listening plane" bash -c ": <>/dev/tcp/$listen/$listen_port"
 
