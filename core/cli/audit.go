@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"sort"
 	"strings"
 	"time"
 
@@ -21,10 +20,13 @@ import (
 func auditCommand() *command.Command {
 	return &command.Command{Name: "audit", Group: groupAdmin, Args: "[verify]", Summary: "show the plane's audit log, or verify its chain", Max: 1,
 		Help: `fleet audit verify recomputes the whole chain and compares it with the last head
-that this fleet verified: an entry that was changed, or removed, makes it fail.`,
+that this fleet verified: an entry that was changed, or removed, makes it fail. A
+plane that was restored from a backup has lost its latest entries; once you know
+that this is why, --reset takes its chain as it is now.`,
 		Flags: append(command.JSONFlags(true),
 			command.DurationFlag("since", "entries of the last `D`", 0),
-			&ufcli.StringFlag{Name: "machine", Usage: "entries about `MACHINE`"}),
+			&ufcli.StringFlag{Name: "machine", Usage: "entries about `MACHINE`; about a deleted one, by its id"},
+			&ufcli.BoolFlag{Name: "reset", Usage: "verify without what was verified before"}),
 		Run: func(ctx context.Context, c *command.Call) error {
 			switch c.Arg(0) {
 			case "verify":
@@ -33,6 +35,9 @@ that this fleet verified: an entry that was changed, or removed, makes it fail.`
 				}
 				return auditVerify(ctx, c)
 			case "":
+				if c.IsSet("reset") {
+					return fault.Usagef("--reset goes with audit verify")
+				}
 				return auditList(ctx, c)
 			}
 			return fault.Usagef("audit takes verify or nothing, not %q", c.Arg(0))
@@ -67,18 +72,27 @@ func auditList(ctx context.Context, c *command.Call) error {
 			}
 			return nil
 		case c.Bool("json"):
-			return c.Print(a)
-		}
-		for _, e := range a.Entries {
-			var detail []string
-			for k, v := range e.Detail {
-				detail = append(detail, clean(k+"="+v))
+			if a.Schema = wire.SchemaAudit; a.Entries == nil {
+				a.Entries = []wire.AuditEntry{}
 			}
-			sort.Strings(detail)
-			fmt.Fprintf(c.Stdout, "%5d  %s  %-16s %-18s %s %s\n", e.Seq, e.At.Local().Format(time.DateTime), clean(e.Actor), clean(e.Action), clean(e.Subject), strings.Join(detail, " "))
+			return c.Print(a)
+		case len(a.Entries) == 0:
+			c.Notef("no entries")
+			return nil
 		}
-		return nil
+		return auditGrid(a.Entries).write(screenOf(c))
 	})
+}
+
+// auditGrid names machines by their bare ids: the log's own words are under
+// --json.
+func auditGrid(entries []wire.AuditEntry) *grid {
+	g := &grid{head: []string{"SEQ", "AT", "ACTOR", "ACTION", "SUBJECT", "DETAIL"}, flex: []int{2, 4, 5}}
+	for _, e := range entries {
+		g.add(words(fmt.Sprint(e.Seq), e.At.UTC().Format("2006-01-02T15:04:05Z"), e.Actor, e.Action,
+			strings.TrimPrefix(e.Subject, "machine:"), pairs(e.Detail))...)
+	}
+	return g
 }
 
 func auditVerify(ctx context.Context, c *command.Call) error {
@@ -92,6 +106,9 @@ func auditVerify(ctx context.Context, c *command.Call) error {
 		return err
 	}
 	known := p.AuditHead()
+	if c.Bool("reset") {
+		known = wire.AuditHead{}
+	}
 	head, err := verifyChain(a, known)
 	if err != nil {
 		return err
@@ -100,13 +117,17 @@ func auditVerify(ctx context.Context, c *command.Call) error {
 		return err
 	}
 	if c.WantsJSON() {
-		return c.Print(struct {
-			Schema string         `json:"schema"`
-			OK     bool           `json:"ok"`
-			Head   wire.AuditHead `json:"head"`
-		}{"fleet.audit-verified/v1", true, head})
+		doc := wire.AuditVerified{Schema: wire.SchemaVerified, OK: true, Head: head}
+		if known.Seq > 0 {
+			doc.Before = &known
+		}
+		return c.Print(doc)
 	}
-	_, err = fmt.Fprintf(c.Stdout, "%d entries, the chain holds, head %s\n", head.Seq, head.Hash)
+	before := "none was verified here before"
+	if known.Seq > 0 {
+		before = fmt.Sprintf("entry %d, verified here before, is in it", known.Seq)
+	}
+	_, err = fmt.Fprintf(c.Stdout, "%d entries, the chain holds; %s\nhead %s\n", head.Seq, before, head.Hash)
 	return err
 }
 
@@ -114,7 +135,8 @@ func auditVerify(ctx context.Context, c *command.Call) error {
 // before: the chain must still go through it.
 func verifyChain(a wire.Audit, known wire.AuditHead) (wire.AuditHead, error) {
 	broken := func(format string, args ...any) (wire.AuditHead, error) {
-		return wire.AuditHead{}, fault.New(fault.Failure, "audit_broken", "the audit log does not hold: "+format, args...)
+		return wire.AuditHead{}, fault.New(fault.Failure, "audit_broken", "the audit log does not hold: "+format, args...).
+			WithHint("keep what the plane answers now (fleet audit --jsonl), and compare it with the plane's audit sink")
 	}
 	prev := strings.Repeat("0", 2*sha256.Size)
 	head := wire.AuditHead{Hash: prev}
@@ -126,7 +148,7 @@ func verifyChain(a wire.Audit, known wire.AuditHead) (wire.AuditHead, error) {
 			return broken("entry %d does not follow the one before it", e.Seq)
 		}
 		before, err := hex.DecodeString(e.Prev)
-		if err != nil {
+		if err != nil || len(before) != sha256.Size {
 			return broken("entry %d has no hash before it", e.Seq)
 		}
 		sum := sha256.Sum256(append(before, e.Canonical()...))

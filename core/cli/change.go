@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -44,6 +46,10 @@ func runDelete(ctx context.Context, c *command.Call) error {
 		return fault.Usagef("name machines or select them, not both")
 	case !many && len(c.Args) == 0:
 		return fault.Usagef("a MACHINE is missing").WithHint("usage: fleet delete MACHINE…")
+	case c.Bool("all") && selects(f):
+		return fault.Usagef("--all and a selector do not go together")
+	case c.Int("parallel") < 1 || c.Int("max-failed") < 0:
+		return fault.Usagef("--parallel takes a number from 1, --max-failed one from 0")
 	case many && !c.Bool("yes") && !c.Bool("dry-run"):
 		return fault.Usagef("deleting many machines needs --yes").WithHint("--dry-run names them")
 	}
@@ -63,11 +69,12 @@ func runDelete(ctx context.Context, c *command.Call) error {
 	for _, a := range c.Args {
 		m, err := one(ctx, client, a, true)
 		if err != nil {
-			return err
+			return errors.Join(err, forgetDeleted(ctx, p, err))
 		}
 		machines = append(machines, m)
 	}
 	sortMachines(machines)
+	machines = slices.CompactFunc(machines, func(a, b wire.Machine) bool { return a.ID == b.ID })
 	if c.Bool("dry-run") {
 		return printMachines(c, wire.Machines{Schema: wire.SchemaMachines, Machines: machines})
 	}
@@ -78,6 +85,16 @@ func runDelete(ctx context.Context, c *command.Call) error {
 		_, err := p.RemoveLink(ctx, m.ID)
 		return err
 	}, "deleted")
+}
+
+// forgetDeleted drops the link of a machine that somebody else has deleted.
+func forgetDeleted(ctx context.Context, p *state.Plane, err error) error {
+	var gone *planeclient.DeletedError
+	if !errors.As(err, &gone) {
+		return nil
+	}
+	_, err = p.RemoveLink(ctx, gone.Deleted.Machine)
+	return err
 }
 
 // forEach does a deed to every machine, several at once, and says for each how

@@ -106,21 +106,7 @@ func sessionLine(s wire.Session) string {
 		}
 	}
 	up := (time.Duration(s.UptimeS) * time.Second).String()
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%s", s.ID, s.State, exit, up, s.Clients, clipWord(s.Argv0, 28))
-}
-
-// clipWord keeps a table within 80 columns and its text printable.
-func clipWord(s string, n int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return '?'
-		}
-		return r
-	}, s)
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%s", s.ID, s.State, exit, up, s.Clients, fit(s.Argv0, 28))
 }
 
 // watchSessions prints each session again whenever something of it changed

@@ -2,12 +2,12 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -53,23 +53,33 @@ func ageOf(s *float64) string {
 	return age(time.Duration(*s * float64(time.Second)))
 }
 
-// colors paints words on a terminal that wants it.
-type colors bool
-
-func colorsOf(c *command.Call) colors {
-	return colors(command.IsTerminal(c.Stdout) && c.Getenv("NO_COLOR") == "" && c.Getenv("TERM") != "dumb")
+// shadeOf says how one of the plane's words stands out.
+func shadeOf(word string) shade {
+	switch word {
+	case wire.Present, wire.LifecycleRunning, wire.Ready:
+		return good
+	case wire.Absent:
+		return bad
+	case wire.Blocked, wire.LifecycleStopped, wire.LifecycleUnknown:
+		return warning
+	}
+	return plain
 }
 
-// state pads a word and paints it by what it means.
-func (on colors) state(word string, width int) string {
-	padded := fmt.Sprintf("%-*s", width, word)
-	if !on {
-		return padded
+// shown is what a machine is called: its name, or its id while it has none.
+func shown(name, id string) string {
+	if name == "" {
+		return clean(id)
 	}
-	code := map[string]string{wire.Present: "32", wire.LifecycleRunning: "32", wire.Ready: "32",
-		wire.Absent: "31", wire.Blocked: "33", wire.LifecycleStopped: "33", wire.LifecycleUnknown: "33"}[word]
-	if code == "" {
-		return padded
+	return clean(name)
+}
+
+// pairs are k=v in the order of the keys.
+func pairs(m map[string]string) string {
+	out := make([]string, 0, len(m))
+	for k, v := range m {
+		out = append(out, k+"="+v)
 	}
-	return "\x1b[" + code + "m" + padded + "\x1b[0m"
+	slices.Sort(out)
+	return clean(strings.Join(out, ","))
 }

@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"time"
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fault"
@@ -21,13 +24,15 @@ func hostCommand() *command.Command {
 			{Name: "link", Args: "MACHINE HOST", Summary: "record the destination, once account, host key and row agree", Raw: passOn("link")},
 			{Name: "unlink", Args: "MACHINE", Summary: "forget a destination", Min: 1, Max: 1, Run: hostUnlink},
 			{Name: "export", Summary: "print all links as one JSON document", Run: hostExport},
-			{Name: "import", Summary: "read such a document from standard input; links that are there are kept", Run: hostImport},
+			{Name: "import", Args: "[FILE|-]", Summary: "take links from such a document; links that are there are kept", Max: 1,
+				Help: "A link names an SSH destination and options of ssh, some of which run programs: take\nlinks only from people that you trust. Host keys are not in it; fleet trust pins them.", Run: hostImport},
 		}}
 }
 
 // linksDoc is fleet.links/v1.
 type linksDoc struct {
 	Schema string       `json:"schema"`
+	Plane  string       `json:"plane"`
 	Links  []state.Link `json:"links"`
 }
 
@@ -41,7 +46,7 @@ func links(c *command.Call) (*state.Plane, []state.Link, error) {
 }
 
 func hostList(_ context.Context, c *command.Call) error {
-	_, all, err := links(c)
+	p, all, err := links(c)
 	if err != nil {
 		return err
 	}
@@ -54,11 +59,14 @@ func hostList(_ context.Context, c *command.Call) error {
 		}
 		return nil
 	case c.Bool("json"):
-		return c.Print(linksDoc{wire.SchemaLinks, all})
+		return c.Print(linksDoc{wire.SchemaLinks, p.URL(), all})
 	}
-	fmt.Fprintf(c.Stdout, "%-20s %-30s %-16s %s\n", "NAME", "HOST", "LAST", "MACHINE")
-	for _, l := range all {
-		fmt.Fprintf(c.Stdout, "%-20s %-30s %-16s %s\n", fit(l.Name, 20), fit(l.Host, 30), l.Last, fit(l.Machine, 11))
+	if len(all) == 0 {
+		c.Notef("no links; fleet install makes one, fleet host link another")
+		return nil
+	}
+	if err := linkGrid(all, time.Now()).write(screenOf(c)); err != nil {
+		return err
 	}
 	for _, l := range all {
 		if l.Last == "host_key_changed" {
@@ -67,6 +75,21 @@ func hostList(_ context.Context, c *command.Call) error {
 		}
 	}
 	return nil
+}
+
+func linkGrid(all []state.Link, now time.Time) *grid {
+	g := &grid{head: []string{"NAME", "HOST", "LAST", "WHEN", "MACHINE"}, flex: []int{0, 1, 4}}
+	for _, l := range all {
+		when, sh := "-", bad
+		if at, err := time.Parse(time.RFC3339Nano, l.At); err == nil {
+			when = age(now.Sub(at))
+		}
+		if l.Last == "ok" || l.Last == "" {
+			sh = good
+		}
+		g.add(cell{text: l.Name}, cell{text: l.Host}, cell{l.Last, sh}, cell{text: when}, cell{text: l.Machine})
+	}
+	return g
 }
 
 func hostUnlink(ctx context.Context, c *command.Call) error {
@@ -85,12 +108,19 @@ func hostUnlink(ctx context.Context, c *command.Call) error {
 	return err
 }
 
+// hostExport leaves out how the last use went: that is this operator's own.
 func hostExport(_ context.Context, c *command.Call) error {
-	_, all, err := links(c)
+	p, all, err := links(c)
 	if err != nil {
 		return err
 	}
-	return c.Print(linksDoc{wire.SchemaLinks, all})
+	for i := range all {
+		all[i].Last, all[i].At = "", ""
+	}
+	e := json.NewEncoder(c.Stdout)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(linksDoc{wire.SchemaLinks, p.URL(), all})
 }
 
 // maxImport bounds an imported document, in bytes.
@@ -101,23 +131,29 @@ func hostImport(ctx context.Context, c *command.Call) error {
 	if err != nil {
 		return err
 	}
-	dec := json.NewDecoder(io.LimitReader(c.Stdin, maxImport))
-	dec.DisallowUnknownFields()
-	var doc linksDoc
-	if err := dec.Decode(&doc); err != nil || doc.Schema != wire.SchemaLinks {
-		return fault.Usagef("standard input holds no %s document", wire.SchemaLinks)
+	in := c.Stdin
+	if name := c.Arg(0); name != "" && name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return fmt.Errorf("cannot read links: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxImport+1))
+	if err != nil {
+		return fmt.Errorf("cannot read links: %w", err)
+	}
+	given, err := parseLinks(b, p.URL())
+	if err != nil {
+		return err
 	}
 	have := map[string]bool{}
 	for _, l := range all {
 		have[l.Machine] = true
 	}
-	for _, l := range doc.Links {
-		if !wire.IsMachineID(l.Machine) || l.Host == "" {
-			return fault.Usagef("a link in the document names no machine or host")
-		}
-	}
 	n := 0
-	for _, l := range doc.Links {
+	for _, l := range given {
 		if have[l.Machine] {
 			continue
 		}
@@ -126,6 +162,47 @@ func hostImport(ctx context.Context, c *command.Call) error {
 		}
 		n++
 	}
-	c.Notef("%d links imported, %d were there", n, len(doc.Links)-n)
+	c.Notef("%d links imported, %d were there", n, len(given)-n)
 	return nil
+}
+
+// parseLinks reads a fleet.links/v1 document of the plane. All of it is
+// checked before anything is kept.
+func parseLinks(b []byte, plane string) ([]state.Link, error) {
+	no := func(format string, args ...any) error {
+		return fault.Usagef("this is no %s document: "+format, append([]any{wire.SchemaLinks}, args...)...)
+	}
+	if len(b) > maxImport {
+		return nil, no("it is larger than %d bytes", maxImport)
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	var doc linksDoc
+	if err := dec.Decode(&doc); err != nil {
+		return nil, no("%s", err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, no("something follows it")
+	}
+	if doc.Schema != wire.SchemaLinks {
+		return nil, no("its schema is %q", doc.Schema)
+	}
+	if doc.Plane != plane {
+		return nil, fault.Usagef("these links are of the plane %q", doc.Plane).WithHint("--plane selects a plane")
+	}
+	seen := map[string]bool{}
+	for i := range doc.Links {
+		l := &doc.Links[i]
+		switch {
+		case !wire.IsMachineID(l.Machine) || seen[l.Machine]:
+			return nil, no("link %d: %q is no machine id, or stands there twice", i+1, l.Machine)
+		case l.Name != "" && wire.CheckName(l.Name) != nil:
+			return nil, no("link %d: %q: %s", i+1, l.Name, wire.ErrName)
+		case l.Host == "" || strings.HasPrefix(l.Host, "-") || clean(l.Host) != l.Host:
+			return nil, no("link %d: %q is no SSH destination", i+1, l.Host)
+		}
+		seen[l.Machine] = true
+		l.Last, l.At = "", ""
+	}
+	return doc.Links, nil
 }

@@ -1,16 +1,17 @@
 package cli
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
+	"reflect"
 	"sort"
 	"time"
 
 	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/wire"
 )
@@ -27,9 +28,12 @@ probes found.`,
 			if err != nil {
 				return err
 			}
+			if c.Bool("watch") && c.Bool("json") {
+				return fault.Usagef("--watch has no end and so makes no one document").WithHint("--jsonl prints what changes")
+			}
 			return onPlane(c, func(p *planeclient.Client) error {
 				if c.Bool("watch") {
-					return watchMachines(ctx, c, p, f)
+					return watchMachines(ctx, c, func(ctx context.Context) (wire.Machines, error) { return p.Machines(ctx, f) })
 				}
 				list, err := p.Machines(ctx, f)
 				if err != nil {
@@ -55,9 +59,13 @@ func printMachines(c *command.Call, list wire.Machines) error {
 		if list.Machines == nil {
 			list.Machines = []wire.Machine{}
 		}
+		list.Schema = wire.SchemaMachines
 		return c.Print(list)
+	case len(list.Machines) == 0:
+		c.Notef("no machines")
+		return nil
 	}
-	return table(c.Stdout, colorsOf(c), list.Machines)
+	return machineGrid(list.Machines).write(screenOf(c))
 }
 
 func sortMachines(m []wire.Machine) {
@@ -66,31 +74,17 @@ func sortMachines(m []wire.Machine) {
 	})
 }
 
-// table fits 80 columns: name 20, presence 9, age 5, lifecycle 9, readiness up
-// to what is left, owner 12.
-func table(w io.Writer, on colors, machines []wire.Machine) error {
-	if _, err := fmt.Fprintf(w, "%-20s %-8s %5s  %-9s %-20s %s\n", "NAME", "PRESENCE", "AGE", "LIFECYCLE", "READINESS", "OWNER"); err != nil {
-		return err
-	}
+func machineGrid(machines []wire.Machine) *grid {
+	g := &grid{head: []string{"NAME", "PRESENCE", "AGE", "LIFECYCLE", "READINESS", "OWNER"}, flex: []int{0, 4, 5}}
 	for _, m := range machines {
-		name := m.Name
-		if name == "" {
-			name = m.ID
-		}
 		ready := m.Readiness.State
 		if ready == wire.Blocked && len(m.Readiness.Blockers) > 0 {
-			ready = fit(blockerWord(m.Readiness.Blockers), 20)
+			ready = blockerWord(m.Readiness.Blockers)
 		}
-		readiness := on.state(ready, 20)
-		if m.Readiness.State == wire.Blocked && bool(on) {
-			readiness = "\x1b[33m" + fmt.Sprintf("%-20s", ready) + "\x1b[0m"
-		}
-		if _, err := fmt.Fprintf(w, "%-20s %s %5s  %s %s %s\n", fit(name, 20), on.state(m.Presence, 8), ageOf(m.LastCheckAgeS),
-			on.state(m.Lifecycle.State, 9), readiness, fit(m.Owner, 11)); err != nil {
-			return err
-		}
+		g.add(cell{text: shown(m.Name, m.ID)}, cell{m.Presence, shadeOf(m.Presence)}, cell{text: ageOf(m.LastCheckAgeS)},
+			cell{m.Lifecycle.State, shadeOf(m.Lifecycle.State)}, cell{ready, shadeOf(m.Readiness.State)}, cell{text: m.Owner})
 	}
-	return nil
+	return g
 }
 
 // blockerWord names the first blocking finding, and how many more there are.
@@ -110,59 +104,104 @@ func blockerWord(b []wire.Blocker) string {
 	return first
 }
 
-// watchPause is how often --watch asks.
-const watchPause = 2 * time.Second
-
-func watchMachines(ctx context.Context, c *command.Call, p *planeclient.Client, f wire.MachineFilter) error {
-	seen := map[string]string{}
-	terminal := command.IsTerminal(c.Stdout) && !c.WantsJSON()
+// watchMachines shows the list as it changes until the context ends. A plane
+// that stops answering is said once and asked again.
+func watchMachines(ctx context.Context, c *command.Call, fetch func(context.Context) (wire.Machines, error)) error {
+	list, err := fetch(ctx)
+	if err != nil {
+		return err
+	}
+	draw := watchLines(c)
+	if !c.Bool("jsonl") && command.IsTerminal(c.Stdout) && c.Getenv("TERM") != "dumb" {
+		draw = watchScreen(c)
+	}
+	lost := false
 	for {
-		list, err := p.Machines(ctx, f)
-		if err != nil {
-			return err
-		}
-		sortMachines(list.Machines)
+		f := fault.Of(err)
 		switch {
-		case c.WantsJSON():
-			if err := printChanges(c, list.Machines, seen); err != nil {
+		case err == nil:
+			lost = false
+			sortMachines(list.Machines)
+			if err := draw(list.Machines); err != nil {
 				return err
 			}
-		default:
-			if terminal {
-				fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J")
-			}
-			if err := table(c.Stdout, colorsOf(c), list.Machines); err != nil {
-				return err
-			}
+		case f.Exit != fault.Unreachable:
+			return err
+		case !lost:
+			lost = true
+			c.Notef("fleet: %s; asking again", clean(f.Msg))
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(watchPause):
+		case <-time.After(watchEvery):
 		}
+		list, err = fetch(ctx)
 	}
 }
 
-// printChanges prints the machines whose states differ from the last time. The
-// age of the last check is no change.
-func printChanges(c *command.Call, machines []wire.Machine, seen map[string]string) error {
-	for _, m := range machines {
-		still := m
-		still.LastCheck, still.LastCheckAgeS = nil, nil
-		b, err := json.Marshal(still)
-		if err != nil {
+// watchScreen draws the whole list over the last one.
+func watchScreen(c *command.Call) func([]wire.Machine) error {
+	return func(list []wire.Machine) error {
+		var b bytes.Buffer
+		s := screenOf(c)
+		s.w = &b
+		b.WriteString("\x1b[H\x1b[2J")
+		if err := machineGrid(list).write(s); err != nil {
 			return err
 		}
-		if seen[m.ID] == string(b) {
-			continue
-		}
-		seen[m.ID] = string(b)
-		m.Schema = wire.SchemaMachine
-		e := json.NewEncoder(c.Stdout)
-		e.SetEscapeHTML(false)
-		if err := e.Encode(m); err != nil {
-			return err
-		}
+		_, err := c.Stdout.Write(b.Bytes())
+		return err
 	}
-	return nil
+}
+
+// watchLines prints a machine again whenever something of it differs besides
+// the time of its last check, and says which ones left the list.
+func watchLines(c *command.Call) func([]wire.Machine) error {
+	before := map[string]wire.Machine{}
+	return func(list []wire.Machine) error {
+		now := make(map[string]wire.Machine, len(list))
+		for _, m := range list {
+			m.Schema = wire.SchemaMachine
+			still := m
+			still.LastCheck, still.LastCheckAgeS = nil, nil
+			now[m.ID] = still
+			if was, ok := before[m.ID]; ok && reflect.DeepEqual(was, still) {
+				continue
+			}
+			if err := printChange(c, m); err != nil {
+				return err
+			}
+		}
+		left := make([]wire.Machine, 0)
+		for id, m := range before {
+			if _, ok := now[id]; !ok {
+				left = append(left, m)
+			}
+		}
+		sortMachines(left)
+		for _, m := range left {
+			if err := printLeft(c, m); err != nil {
+				return err
+			}
+		}
+		before = now
+		return nil
+	}
+}
+
+func printChange(c *command.Call, m wire.Machine) error {
+	if c.Bool("jsonl") {
+		return c.Print(m)
+	}
+	_, err := fmt.Fprintf(c.Stdout, "%s  %s  %s  %s\n", shown(m.Name, m.ID), clean(m.Presence), clean(m.Lifecycle.State), clean(m.Readiness.State))
+	return err
+}
+
+func printLeft(c *command.Call, m wire.Machine) error {
+	if c.Bool("jsonl") {
+		return c.Print(wire.MachineLeft{Schema: wire.SchemaMachineLeft, ID: m.ID, Name: m.Name})
+	}
+	_, err := fmt.Fprintf(c.Stdout, "%s  left the list\n", shown(m.Name, m.ID))
+	return err
 }

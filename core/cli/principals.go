@@ -2,6 +2,9 @@ package cli
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +16,9 @@ import (
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -35,7 +40,7 @@ func tokenCommand() *command.Command {
 }
 
 func outFlag() ufcli.Flag {
-	return &ufcli.StringFlag{Name: "out", Usage: "new private `FILE` for the secret, or - for standard output", Required: true}
+	return &ufcli.StringFlag{Name: "out", Usage: "new private `FILE` for the secret, or - for standard output"}
 }
 
 func tokenAdd(ctx context.Context, c *command.Call) error {
@@ -44,10 +49,15 @@ func tokenAdd(ctx context.Context, c *command.Call) error {
 		scopes = append(scopes, strings.Split(s, ",")...)
 	}
 	switch {
+	case wire.CheckName(c.Arg(0)) != nil:
+		return fault.Usagef("%q: %s", c.Arg(0), wire.ErrName)
 	case len(scopes) == 0:
 		return fault.Usagef("a token needs at least one --scope")
 	case c.Span("expires") <= 0:
 		return fault.Usagef("a token needs --expires")
+	}
+	if err := checkOut(c); err != nil {
+		return err
 	}
 	return onPlane(c, func(p *planeclient.Client) error {
 		t, err := p.CreateToken(ctx, wire.TokenRequest{Name: c.Arg(0), Scopes: scopes, ExpiresS: c.Span("expires").Seconds()})
@@ -58,12 +68,26 @@ func tokenAdd(ctx context.Context, c *command.Call) error {
 			// What nobody has can be of no use.
 			return errors.Join(err, p.DeleteToken(context.WithoutCancel(ctx), t.Name))
 		}
-		if c.WantsJSON() && c.String("out") != "-" {
+		if c.WantsJSON() {
 			t.Token.Schema = wire.SchemaToken
 			return c.Print(t.Token)
 		}
 		return nil
 	})
+}
+
+// checkOut looks at --out before a secret is made, so that none is made in vain.
+func checkOut(c *command.Call) error {
+	out := c.String("out")
+	switch {
+	case out == "":
+		return fault.Usagef("--out names the file for the secret, or - for standard output")
+	case out == "-" && c.WantsJSON():
+		return fault.Usagef("--out - and --json both want standard output")
+	case out != "-" && state.Exists(out):
+		return fault.Usagef("%s is there already", out).WithHint("--out names a new file")
+	}
+	return nil
 }
 
 // handOut writes a secret to a new private file, or to standard output.
@@ -91,31 +115,73 @@ func tokenList(ctx context.Context, c *command.Call) error {
 			}
 			return c.Print(t)
 		}
-		fmt.Fprintf(c.Stdout, "%-20s %-12s %-22s %-20s %s\n", "NAME", "OWNER", "SCOPES", "EXPIRES", "LAST USED")
-		for _, k := range t.Tokens {
-			used := "never"
-			if k.LastUsed != nil {
-				used = age(time.Since(k.LastUsed.Time)) + " ago"
-			}
-			fmt.Fprintf(c.Stdout, "%-20s %-12s %-22s %-20s %s\n", fit(k.Name, 20), fit(k.Owner, 12), fit(strings.Join(k.Scopes, ","), 22),
-				k.ExpiresAt.Local().Format(time.DateTime), used)
+		if len(t.Tokens) == 0 {
+			c.Notef("no tokens")
+			return nil
 		}
-		return nil
+		return tokenGrid(t.Tokens, time.Now()).write(screenOf(c))
 	})
+}
+
+func tokenGrid(list []wire.Token, now time.Time) *grid {
+	g := &grid{head: []string{"NAME", "OWNER", "SCOPES", "ENDS IN", "LAST USED"}, flex: []int{0, 1, 2}}
+	for _, k := range list {
+		used, ends := "never", cell{"ended", bad}
+		if k.LastUsed != nil {
+			used = age(now.Sub(k.LastUsed.Time)) + " ago"
+		}
+		if left := k.ExpiresAt.Sub(now); left > 0 {
+			ends = cell{text: age(left)}
+		}
+		g.add(cell{text: k.Name}, cell{text: k.Owner}, cell{text: strings.Join(k.Scopes, ",")}, ends, cell{text: used})
+	}
+	return g
 }
 
 func personCommand() *command.Command {
 	return &command.Command{Name: "person", Group: groupAdmin, Summary: "persons: who may log in",
 		Sub: []*command.Command{{Name: "add", Args: "NAME", Summary: "invite a person; the invitation goes to --out", Min: 1, Max: 1,
 			Flags: []ufcli.Flag{&ufcli.StringFlag{Name: "role", Usage: "`ROLE`: member or owner", Value: "member"}, outFlag()},
-			Run: func(ctx context.Context, c *command.Call) error {
-				return onPlane(c, func(p *planeclient.Client) error {
-					a, err := p.Invite(ctx, wire.PersonRequest{Name: c.Arg(0), Role: c.String("role")})
-					if err != nil {
-						return err
-					}
-					c.Notef("%s may log in with the invitation until %s", clean(a.Name), a.ExpiresAt.Local().Format(time.DateTime))
-					return handOut(c, a.Invitation)
-				})
-			}}}}
+			Run:   personAdd}}}
+}
+
+func personAdd(ctx context.Context, c *command.Call) error {
+	switch role := c.String("role"); {
+	case wire.CheckName(c.Arg(0)) != nil:
+		return fault.Usagef("%q: %s", c.Arg(0), wire.ErrName)
+	case role != wire.RoleOwner && role != wire.RoleMember:
+		return fault.Usagef("--role is member or owner, not %q", role)
+	}
+	if err := checkOut(c); err != nil {
+		return err
+	}
+	p, client, err := operator.Plane(c)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	a, err := client.Invite(ctx, wire.PersonRequest{Name: c.Arg(0), Role: c.String("role")})
+	if err != nil {
+		return err
+	}
+	if err := handOut(c, a.Invitation); err != nil {
+		return err
+	}
+	c.Notef("%s may log in as %s until %s with", clean(a.Name), clean(a.Role), a.ExpiresAt)
+	c.Notef("  fleet login %s%s --invite-file %s", p.URL(), pinFlag(p.RootsPEM()), c.String("out"))
+	return nil
+}
+
+// pinFlag is the flag by which another operator knows the plane's root, empty
+// where the system vouches for it.
+func pinFlag(rootsPEM string) string {
+	block, _ := pem.Decode([]byte(rootsPEM))
+	if block == nil {
+		return ""
+	}
+	root, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" --ca-pin sha256:%x", sha256.Sum256(root.RawSubjectPublicKeyInfo))
 }

@@ -60,6 +60,7 @@ func whoamiCommand() *command.Command {
 					return err
 				}
 				if c.WantsJSON() {
+					w.Schema = wire.SchemaWhoami
 					return c.Print(w)
 				}
 				what := w.Role
@@ -79,6 +80,9 @@ func whoamiCommand() *command.Command {
 func logoutCommand() *command.Command {
 	return &command.Command{Name: "logout", Group: groupSession, Summary: "end the session, here and at the plane",
 		Run: func(ctx context.Context, c *command.Call) error {
+			if c.String("token-file") != "" {
+				return fault.Usagef("--token-file names an automation token; fleet token rm ends one")
+			}
 			p, err := operator.Known(c)
 			if err != nil {
 				return err

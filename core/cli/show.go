@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sort"
 	"strings"
 	"time"
 
@@ -19,9 +18,16 @@ import (
 
 func showCommand() *command.Command {
 	return &command.Command{Name: "show", Group: groupMachine, Args: "MACHINE", Summary: "show all that the plane knows of a machine", Min: 1, Max: 1,
+		Help:  "The id of a deleted machine says when it was deleted, by whom, and when its\ncredential was last presented; the exit code is then 5.",
 		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
 			return onPlane(c, func(p *planeclient.Client) error {
 				m, err := one(ctx, p, c.Arg(0), false)
+				var gone *planeclient.DeletedError
+				if errors.As(err, &gone) && c.WantsJSON() {
+					if err := c.Print(deletedDoc(gone)); err != nil {
+						return err
+					}
+				}
 				if err != nil {
 					return err
 				}
@@ -34,6 +40,10 @@ func showCommand() *command.Command {
 		}}
 }
 
+func deletedDoc(gone *planeclient.DeletedError) wire.DeletedMachine {
+	return wire.DeletedMachine{Schema: wire.SchemaDeleted, State: wire.CodeDeleted, Deleted: gone.Deleted}
+}
+
 func describe(w io.Writer, m wire.Machine) error {
 	var b strings.Builder
 	row := func(k, format string, args ...any) {
@@ -43,14 +53,13 @@ func describe(w io.Writer, m wire.Machine) error {
 	row("name", "%s", clean(m.Name))
 	row("owner", "%s", clean(m.Owner))
 	if len(m.Labels) > 0 {
-		var l []string
-		for k, v := range m.Labels {
-			l = append(l, clean(k+"="+v))
-		}
-		sort.Strings(l)
-		row("labels", "%s", strings.Join(l, ","))
+		row("labels", "%s", pairs(m.Labels))
 	}
-	row("presence", "%s (last check %s ago, interval %gs)", m.Presence, ageOf(m.LastCheckAgeS), m.IntervalS)
+	if m.LastCheckAgeS == nil {
+		row("presence", "%s", clean(m.Presence))
+	} else {
+		row("presence", "%s (last check %s ago, interval %gs)", clean(m.Presence), ageOf(m.LastCheckAgeS), m.IntervalS)
+	}
 	life := m.Lifecycle.State
 	if m.Lifecycle.Said != nil {
 		life += ", said " + clean(*m.Lifecycle.Said)
@@ -82,7 +91,7 @@ func describe(w io.Writer, m wire.Machine) error {
 
 func waitCommand() *command.Command {
 	return &command.Command{Name: "wait", Group: groupMachine, Args: "MACHINE", Summary: "wait until a machine is in a state", Min: 1, Max: 1,
-		Help: "Exit 8 when --timeout is over first.",
+		Help: "Exit 8 when --timeout is over first. A ready machine is one that is present, runs, and\nreported that nothing blocks it.",
 		Flags: append(command.JSONFlags(false),
 			&ufcli.StringFlag{Name: "for", Usage: "`STATE`: present, ready, stopped or absent", Value: wire.Present},
 			command.DurationFlag("timeout", "give up after `D`; 0 waits for ever", 0)),
@@ -99,48 +108,64 @@ var waitTests = map[string]func(wire.Machine) bool{
 	"present": func(m wire.Machine) bool { return m.Presence == wire.Present },
 	"absent":  func(m wire.Machine) bool { return m.Presence == wire.Absent },
 	"stopped": func(m wire.Machine) bool { return m.Lifecycle.State == wire.LifecycleStopped },
-	"ready":   func(m wire.Machine) bool { return m.Presence == wire.Present && m.Readiness.State == wire.Ready },
+	"ready": func(m wire.Machine) bool {
+		return m.Presence == wire.Present && m.Lifecycle.State == wire.LifecycleRunning && m.Readiness.State == wire.Ready
+	},
 }
 
+// The first look after a miss comes soon; later ones keep a pace at which the
+// plane learns something new.
+const (
+	firstLook = 200 * time.Millisecond
+	slowLook  = 5 * time.Second
+)
+
 func waitFor(ctx context.Context, c *command.Call, p *planeclient.Client, test func(wire.Machine) bool) error {
-	if d := c.Span("timeout"); d > 0 {
+	m, err := one(ctx, p, c.Arg(0), false)
+	if err != nil {
+		return err
+	}
+	m, err = await(ctx, m, test, c.String("for"), c.Span("timeout"), func(ctx context.Context) (wire.Machine, error) { return p.Machine(ctx, m.ID) })
+	if err != nil {
+		return err
+	}
+	if c.WantsJSON() {
+		m.Schema = wire.SchemaMachine
+		return c.Print(m)
+	}
+	_, err = fmt.Fprintf(c.Stdout, "%s  %s  %s  %s\n", shown(m.Name, m.ID), clean(m.Presence), clean(m.Lifecycle.State), clean(m.Readiness.State))
+	return err
+}
+
+// await asks for the machine, from m on, until test holds. A plane that does
+// not answer for a while is waited for too. A limit of 0 is none.
+func await(ctx context.Context, m wire.Machine, test func(wire.Machine) bool, want string, limit time.Duration, fetch func(context.Context) (wire.Machine, error)) (wire.Machine, error) {
+	within := ctx
+	if limit > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, d)
+		within, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	m, err := one(ctx, p, c.Arg(0), false)
-	pause := 100 * time.Millisecond
-	for {
-		switch {
-		case err == nil && test(m):
-			if c.WantsJSON() {
-				m.Schema = wire.SchemaMachine
-				return c.Print(m)
-			}
-			_, err = fmt.Fprintf(c.Stdout, "%s  %s  %s  %s\n", clean(m.Name), m.Presence, m.Lifecycle.State, m.Readiness.State)
-			return err
-		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return fault.New(fault.NotYet, "timeout", "%s is not %s yet: it is %s, %s, %s", clean(c.Arg(0)), c.String("for"),
-				m.Presence, m.Lifecycle.State, m.Readiness.State)
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil && fault.Of(err).Exit != fault.Unreachable:
-			return err
-		}
+	for look := firstLook; !test(m); look = min(look*3/2, slowLook) {
+		var next wire.Machine
+		var err error
 		select {
-		case <-ctx.Done():
-			continue
-		case <-time.After(pause):
-			// The plane learns nothing new more often than the machine checks.
-			pause = min(pause*3/2, max(time.Second, time.Duration(m.IntervalS*float64(time.Second))/4))
+		case <-within.Done():
+			err = within.Err()
+		case <-time.After(look):
+			next, err = fetch(within)
 		}
-		if m.ID == "" {
-			m, err = one(ctx, p, c.Arg(0), false)
-		} else {
-			var next wire.Machine
-			if next, err = p.Machine(ctx, m.ID); err == nil {
-				m = next
-			}
+		switch {
+		case err == nil:
+			m = next
+		case ctx.Err() != nil:
+			return m, ctx.Err()
+		case within.Err() != nil:
+			return m, fault.New(fault.NotYet, "not_yet", "after %v %s is not %s: it is %s, %s, %s", limit, shown(m.Name, m.ID), want,
+				m.Presence, m.Lifecycle.State, m.Readiness.State)
+		case fault.Of(err).Exit != fault.Unreachable:
+			return m, err
 		}
 	}
+	return m, nil
 }

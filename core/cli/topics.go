@@ -25,7 +25,12 @@ word that means several machines is a usage error that names them. What cannot
 be undone (delete, uninstall, host unlink) takes no prefix.
 
 -l k=v,k2!=v2 selects by labels; --presence, --lifecycle, --blocker and
---agent-version by state. All that are given must fit.`},
+--agent-version by state. All that are given must fit; k!=v takes machines
+without the label too. --all takes every machine. What cannot be undone then
+needs --yes; --dry-run names what would be done.
+
+Many machines are worked on at once, --parallel of them. Under --jsonl there is
+a line for each and a summary; the exit code is 3 when some failed.`},
 	{Name: "environment", Summary: "configuration, variables and files", Text: `
 A value comes from a flag, else from its variable, else from
 $XDG_CONFIG_HOME/fleet/config.toml, else from /etc/fleet/config.toml. Keys are

@@ -10,12 +10,14 @@ package command
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
@@ -165,7 +167,7 @@ func (a *App) run(ctx context.Context, args []string, std IO) int {
 		case inv.help:
 			return a.showHelp(ctx, std, inv)
 		case inv.unknown != "":
-			if a.Unknown != nil {
+			if a.Unknown != nil && len(inv.path) == 0 {
 				if code, known := a.Unknown(ctx, std, inv.unknown, inv.raw); known {
 					return code
 				}
@@ -204,11 +206,22 @@ func (a *App) report(std IO, inv *invocation, err error) int {
 			Code: f.Code, Message: f.Msg, Hint: f.Hint, Exit: exit}})
 		return exit
 	}
-	fmt.Fprintf(std.Stderr, "%s: %s\n", a.Name, f.Msg)
+	fmt.Fprintf(std.Stderr, "%s: %s\n", a.Name, shown(f.Msg))
 	if f.Hint != "" {
-		fmt.Fprintf(std.Stderr, "hint: %s\n", strings.ReplaceAll(f.Hint, "\n", "\n      "))
+		fmt.Fprintf(std.Stderr, "hint: %s\n", strings.ReplaceAll(shown(f.Hint), "\n", "\n      "))
 	}
 	return exit
+}
+
+// shown replaces what could control a terminal: messages carry words of
+// machines and planes.
+func shown(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r)) {
+			return '\uFFFD'
+		}
+		return r
+	}, s)
 }
 
 // Exit is an error that only sets the exit code: everything has been said
@@ -266,7 +279,12 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 		},
 	}
 	if err := app.RunContext(ctx, append([]string{a.Name}, inv.normal...)); err != nil {
-		return err
+		// Whatever fails before the command runs is how it was called.
+		var f *fault.Error
+		if errors.As(err, &f) {
+			return err
+		}
+		return fault.Usagef("%s", err).WithHint("usage: %s", a.usageLine(inv))
 	}
 	return ran
 }

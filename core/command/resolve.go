@@ -57,7 +57,7 @@ func (a *App) resolve(args []string) (*invocation, error) {
 		}
 		c := find(table, tok)
 		if c == nil {
-			inv.unknown, inv.raw = tok, args
+			inv.unknown, inv.raw = tok, append(inv.normal, args...)
 			return inv, nil
 		}
 		inv.path, inv.leaf, table = append(inv.path, c), c, c.Sub

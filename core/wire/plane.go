@@ -42,3 +42,33 @@ type Version struct {
 	Schema  string `json:"schema"`
 	Version string `json:"version"`
 }
+
+// Schemas of what the front prints besides a machine's document.
+const (
+	SchemaDeleted     = "fleet.deleted/v1"
+	SchemaMachineLeft = "fleet.machine-left/v1"
+	SchemaVerified    = "fleet.audit-verified/v1"
+)
+
+// DeletedMachine is fleet.deleted/v1: what became of a machine.
+type DeletedMachine struct {
+	Schema string `json:"schema"`
+	State  string `json:"state"` // deleted
+	Deleted
+}
+
+// MachineLeft is fleet.machine-left/v1: a machine is no longer among those that
+// a watched list selects, be it deleted or changed.
+type MachineLeft struct {
+	Schema string `json:"schema"`
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+}
+
+// AuditVerified is fleet.audit-verified/v1.
+type AuditVerified struct {
+	Schema string     `json:"schema"`
+	OK     bool       `json:"ok"`
+	Head   AuditHead  `json:"head"`
+	Before *AuditHead `json:"before"` // the head that was verified here before, null for none
+}
