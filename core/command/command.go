@@ -41,8 +41,9 @@ type App struct {
 	// Config, where set, is asked for the value of a flag that neither the
 	// command line nor the environment gives.
 	Config func() (map[string]string, error)
-	// Unknown, where set, is asked for a command that is not in the table. It
-	// returns false if it does not know the name either.
+	// Unknown, where set, is asked for a command that is not in the table, with
+	// all other words of the command line. It returns false if it does not know
+	// the name either.
 	Unknown func(ctx context.Context, io IO, name string, args []string) (exit int, known bool)
 }
 

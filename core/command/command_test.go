@@ -143,3 +143,33 @@ func FuzzResolve(f *testing.F) {
 		run(t, strings.Split(line, "\x00")...)
 	})
 }
+
+func TestWhatCameFromElsewhereCannotControlATerminal(t *testing.T) {
+	if got, want := shown("a\x1b[31mb\u009bc\u202ed\x00\r\te\nf\xffg€"), "a�[31mb�c�d��\te\nf�g€"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+}
+
+func TestUnknownIsAskedForTheProgramsCommandsOnlyAndGetsEveryWord(t *testing.T) {
+	var name string
+	var words []string
+	app := &App{Name: "fleet", Summary: "x",
+		Flags:    []cli.Flag{&cli.StringFlag{Name: "plane"}},
+		Commands: []*Command{{Name: "group", Summary: "groups", Sub: []*Command{{Name: "sub", Summary: "s"}}}},
+		Unknown: func(_ context.Context, _ IO, n string, args []string) (int, bool) {
+			name, words = n, args
+			return 7, true
+		},
+	}
+	std := IO{Stdin: strings.NewReader(""), Stdout: &strings.Builder{}, Stderr: &strings.Builder{}, Getenv: func(string) string { return "" }}
+	if exit := app.run(t.Context(), []string{"fleet", "--plane", "https://p", "hello", "-x"}, std); exit != 7 || name != "hello" {
+		t.Fatal(exit, name)
+	}
+	if diff := cmp.Diff([]string{"--plane=https://p", "-x"}, words); diff != "" {
+		t.Error(diff)
+	}
+	name = ""
+	if exit := app.run(t.Context(), []string{"fleet", "group", "hello"}, std); exit != fault.Usage || name != "" {
+		t.Error(exit, name)
+	}
+}
