@@ -95,6 +95,8 @@ func setUp(stdin io.Reader) (*shim, error) {
 }
 
 // keepOpen holds the lock's descriptor until the process ends.
+//
+//lint:ignore U1000 a reference is all that it is for
 var keepOpen *os.File
 
 // bind listens on the socket, replacing what stands there: the lock says that

@@ -190,12 +190,10 @@ func TestWatcherCleansUpWhenTheOwnerIsKilled(t *testing.T) {
 
 func TestNextLabCleansUpWhenTheWatcherIsKilledToo(t *testing.T) {
 	id, init := killedOwner(t, func(owner int) {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", owner, owner))
-		must(t, err)
 		killed := false
 		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", owner))
 		for _, path := range children {
-			data, err = os.ReadFile(path)
+			data, err := os.ReadFile(path)
 			must(t, err)
 			for _, pid := range strings.Fields(string(data)) {
 				cmdline, _ := os.ReadFile("/proc/" + pid + "/cmdline")

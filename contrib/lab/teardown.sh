@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Takes one lab down: processes, mounts, network, cgroups, files. Arguments: the lab's directory, its token.
 # Safe to run twice, late, and by several at once: see the package's doc.
 dir=$1

@@ -22,10 +22,9 @@ import (
 
 // found is what a machine already has of an installation.
 type found struct {
-	installation bool
-	credential   bool
-	latched      bool
-	current      string // content hash that current names, or ""
+	credential bool
+	latched    bool
+	current    string // content hash that current names, or ""
 }
 
 // minFreeKiB is what an install needs on the machine: the archive, the files

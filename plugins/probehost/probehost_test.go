@@ -23,10 +23,11 @@ func versionDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(d) })
-	for _, p := range []string{"fleet-plugins"} {
-		if out, err := exec.Command("go", "build", "-o", filepath.Join(d, p), "fleet.example/fleet/cmd/"+p).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+	if out, err := exec.Command("go", "build", "-o", d+"/", "fleet.example/fleet/cmd/fleet-plugins").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.Symlink("fleet-plugins", filepath.Join(d, "agentd-probes")); err != nil {
+		t.Fatal(err)
 	}
 	if out, err := exec.Command(filepath.Join(d, "fleet-plugins"), "lock", d).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

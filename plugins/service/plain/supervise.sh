@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2154 # the variables are written before this text
 # What follows reads the variables above and takes one argument: start, stop,
 # restart, status, or supervise, which start runs in the background.
 set -u
