@@ -77,7 +77,11 @@ func one(ctx context.Context, p *planeclient.Client, word string, exact bool) (w
 	case 1:
 		return fit[0], nil
 	case 0:
-		return none, fault.New(fault.NotFound, wire.CodeNotFound, "no machine %q", word)
+		err := fault.New(fault.NotFound, wire.CodeNotFound, "no machine %q", word)
+		if len(found.Machines) > 0 {
+			err = err.WithHint("what cannot be undone takes no prefix; give the exact name or the id")
+		}
+		return none, err
 	}
 	names := make([]string, 0, len(fit))
 	for _, m := range fit {

@@ -50,7 +50,9 @@ func describe(w io.Writer, m wire.Machine) error {
 		fmt.Fprintf(&b, "%-12s %s\n", k+":", fmt.Sprintf(format, args...))
 	}
 	row("id", "%s", m.ID)
-	row("name", "%s", clean(m.Name))
+	if m.Name != "" {
+		row("name", "%s", clean(m.Name))
+	}
 	row("owner", "%s", clean(m.Owner))
 	if len(m.Labels) > 0 {
 		row("labels", "%s", pairs(m.Labels))
@@ -61,7 +63,7 @@ func describe(w io.Writer, m wire.Machine) error {
 		row("presence", "%s (last check %s ago, interval %gs)", clean(m.Presence), ageOf(m.LastCheckAgeS), m.IntervalS)
 	}
 	life := m.Lifecycle.State
-	if m.Lifecycle.Said != nil {
+	if m.Lifecycle.Said != nil && *m.Lifecycle.Said != life {
 		life += ", said " + clean(*m.Lifecycle.Said)
 	}
 	if m.Lifecycle.Reason != nil {
@@ -70,9 +72,13 @@ func describe(w io.Writer, m wire.Machine) error {
 	row("lifecycle", "%s", life)
 	row("readiness", "%s", m.Readiness.State)
 	for _, x := range m.Readiness.Blockers {
-		row("", "%s %s: %s", clean(x.Severity), clean(x.Code), clean(x.Detail))
+		severity := x.Severity
+		if severity == "" {
+			severity = wire.SeverityBlock
+		}
+		fmt.Fprintf(&b, "  %s %s: %s\n", clean(severity), clean(x.Code), clean(x.Detail))
 		if x.Remedy != "" {
-			row("", "  %s", clean(x.Remedy))
+			fmt.Fprintf(&b, "    remedy: %s\n", clean(x.Remedy))
 		}
 	}
 	row("accepting", "%t", m.Accepting)
@@ -81,12 +87,29 @@ func describe(w io.Writer, m wire.Machine) error {
 		cred += ", next one pending"
 	}
 	row("credential", "%s", cred)
-	row("agent", "%s, %s/%s, %s scope, %s", clean(m.Agent.Version), clean(m.Agent.OS), clean(m.Agent.Arch), clean(m.Agent.Scope), clean(m.Agent.ServiceManager))
+	if words := agentWords(m.Agent); words != "" {
+		row("agent", "%s", words)
+	}
 	if m.CloneSuspected {
 		row("clone", "two machines present this identity")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// agentWords leaves out what the machine has not said yet.
+func agentWords(a wire.MachineAgent) string {
+	var parts []string
+	add := func(part string, given ...string) {
+		if strings.Join(given, "") != "" {
+			parts = append(parts, clean(part))
+		}
+	}
+	add(a.Version, a.Version)
+	add(a.OS+"/"+a.Arch, a.OS, a.Arch)
+	add(a.Scope+" scope", a.Scope)
+	add(a.ServiceManager, a.ServiceManager)
+	return strings.Join(parts, ", ")
 }
 
 func waitCommand() *command.Command {
