@@ -205,12 +205,16 @@ func (s *Store) load() error {
 			s.head = audit.Head(e)
 		}
 		used := map[uint32]bool{}
+		proven := map[uint32]time.Time{} // when the credential was issued
 		err := t.Bucket(bucketMachine).ForEach(func(k, v []byte) error {
 			r, index, err := decode(string(k), v)
 			if err != nil {
 				return err
 			}
 			used[index] = true
+			if r.Credential.Proven {
+				proven[index] = r.IssuedAt
+			}
 			s.next = max(s.next, index+1)
 			s.warm(r, index)
 			s.count(r, 1)
@@ -230,6 +234,12 @@ func (s *Store) load() error {
 			pages[n].decode(t.Bucket(bucketSeen).Get(pageKey(n)))
 		}
 		s.pages.Store(&pages)
+		// Times of checks are written now and then, and the one group that a
+		// crash loses may hold a machine's first. A proven credential says that
+		// there was one.
+		for i, issued := range proven {
+			pages[i/perPage].at[i%perPage].CompareAndSwap(0, issued.UnixMicro())
+		}
 		// A free slot may hold the time of a row that is gone.
 		for _, i := range s.free {
 			pages[i/perPage].at[i%perPage].Store(0)

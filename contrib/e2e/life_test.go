@@ -1,0 +1,250 @@
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"fleet.example/fleet/contrib/lab"
+	"fleet.example/fleet/core/wire"
+)
+
+// TestLifeOfAMachine is the main job from install to uninstall.
+func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	doc := w.install(h, "dana", "box", "--label", "env=prod")
+	if doc.Matched != (wire.Matched{Account: true, HostKey: true, PlaneRow: true}) || len(doc.Steps) != 10 || doc.Machine.Presence != wire.Present || !doc.Artifact.Sent {
+		t.Fatalf("%+v", doc)
+	}
+	if m := w.show("box"); m.Labels["env"] != "prod" || m.Agent.ServiceManager != "systemd" || m.Agent.Scope != "user" {
+		t.Errorf("%+v", m)
+	}
+	// R1: the secret that travelled is rotated away.
+	w.poll("generation 2", func() error {
+		if g := w.show("box").Credential.Generation; g != 2 {
+			return fmt.Errorf("generation %d", g)
+		}
+		return nil
+	})
+	again := w.install(h, "dana", "box")
+	if again.Artifact.Sent || again.Machine.ID != doc.Machine.ID || len(w.machines()) != 1 {
+		t.Errorf("a second install: %+v", again)
+	}
+
+	t.Run("exec", func(t *testing.T) { // R34
+		r := w.input("in", "fleet", "exec", "-i", "box", "--", "sh", "-c", "cat; echo err >&2; exit 7")
+		if r.out != "in" || r.err != "err\n" || r.exit != 7 {
+			t.Error(r)
+		}
+		if r := w.run("fleet", "exec", "box", "--", "printf", "%s|", "a b", "$HOME", "", "it's"); r.out != "a b|$HOME||it's|" {
+			t.Error(r)
+		}
+		if r := w.run("fleet", "exec", "box", "--", "sh", "-c", "kill -TERM $$"); r.exit != 128+15 {
+			t.Error(r)
+		}
+		if r := w.run("fleet", "exec", "box", "--", "/nonexistent"); r.exit != 127 && r.exit != 255 {
+			t.Error(r)
+		}
+		if r := w.run("fleet", "exec", "nobox", "--", "true"); r.exit != 255 || !strings.Contains(r.err, "nobox") {
+			t.Error(r)
+		}
+	})
+
+	t.Run("a stop outlives a reboot, and only start ends it", func(t *testing.T) {
+		w.must("fleet", "stop", "box")
+		w.must("fleet", "wait", "box", "--for", "stopped", "--timeout", "30s")
+		if m := w.show("box"); m.Lifecycle.Reason == nil || *m.Lifecycle.Reason != wire.ReasonPerson {
+			t.Errorf("%+v", m.Lifecycle)
+		}
+		if err := h.Reboot(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.fails(9, "stopped", append([]string{"install"}, w.dest(h, "dana")...)...)
+		if m := w.show("box"); m.Lifecycle.State != wire.LifecycleStopped {
+			t.Errorf("lifecycle %+v", m.Lifecycle)
+		}
+		w.must("fleet", "start", "box")
+		w.must("fleet", "wait", "box", "--for", "present", "--timeout", "30s")
+	})
+
+	t.Run("a power cut is unknown, and the machine comes back by itself", func(t *testing.T) {
+		if err := h.PowerCut(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.must("fleet", "wait", "box", "--for", "absent", "--timeout", "60s")
+		if m := w.show("box"); m.Lifecycle.State != wire.LifecycleUnknown {
+			t.Errorf("lifecycle %+v", m.Lifecycle)
+		}
+		if err := h.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.must("fleet", "wait", "box", "--for", "present", "--timeout", "60s")
+	})
+
+	t.Run("uninstall leaves nothing", func(t *testing.T) {
+		id := w.show("box").ID
+		w.must("fleet", "uninstall", "box")
+		if left := w.sh(h, "root", "find / -xdev \\( -name '*fleet-agent*' -o -name 'agentd*' \\) -not -path '/proc/*' -not -path '/work/*' -not -path '/root/*' -not -path '/tmp/*' 2>/dev/null; pgrep -a agentd || true; ls -d /home/dana/.local/share/fleet-agent/* /run/user/*/fleet-agent* 2>/dev/null || true"); strings.TrimSpace(left) != "" {
+			t.Errorf("left on the host:\n%s", left)
+		}
+		w.fails(5, "deleted", "show", id)
+		if n := len(w.machines()); n != 0 {
+			t.Errorf("%d machines", n)
+		}
+		// R23: the installation can be admitted again.
+		if doc := w.install(h, "dana", "box"); doc.Machine.ID == id {
+			t.Error("a deleted machine's id came back")
+		}
+	})
+	w.must("fleet", "audit", "verify")
+}
+
+// TestNothingLeaks looks for secrets and addresses where they must not be.
+func TestNothingLeaks(t *testing.T) { // R1, R18
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	ctx, stop := context.WithCancel(t.Context())
+	seen := make(chan []byte, 1)
+	go func() { // ends with stop
+		var all []byte
+		for ctx.Err() == nil {
+			for _, pattern := range []string{"/proc/[0-9]*/cmdline", "/proc/[0-9]*/environ"} {
+				files, _ := filepath.Glob(pattern)
+				for _, f := range files {
+					b, _ := os.ReadFile(f)
+					if len(all) < 256<<20 {
+						all = append(append(all, b...), '\n')
+					}
+				}
+			}
+		}
+		seen <- all
+	}()
+	w.install(h, "dana", "box")
+	w.must("fleet", "exec", "box", "--", "true")
+	stop()
+	text := string(<-seen)
+
+	data := strings.TrimSpace(w.sh(h, "dana", "echo ~/.local/share/fleet-agent/*"))
+	var secrets []string
+	for _, f := range []string{"credential", "credential.previous"} {
+		var c wire.Credential
+		if err := json.Unmarshal([]byte(w.sh(h, "dana", "cat "+data+"/"+f)), &c); err != nil || len(c.Secret) < 40 {
+			t.Fatal(f, err)
+		}
+		secrets = append(secrets, c.Secret)
+	}
+	secrets = append(secrets, strings.TrimSpace(w.sh(h, "dana", "cat "+data+"/installation")))
+	sessions, err := filepath.Glob(w.dir + "/home/.local/state/fleet/planes/*/session")
+	if err != nil || len(sessions) != 1 {
+		t.Fatal(sessions, err)
+	}
+	session, err := os.ReadFile(sessions[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets = append(secrets, strings.TrimSpace(string(session)))
+
+	where := map[string]string{
+		"a command line or environment": text,
+		"the plane's log":               w.log.String(),
+		"the audit":                     w.must("fleet", "audit", "--json"),
+		"the journal":                   w.sh(h, "root", "journalctl --no-pager -q"),
+		"a unit file":                   w.sh(h, "root", "cat /home/dana/.config/systemd/user/*.service"),
+		"the agent's log":               w.sh(h, "dana", "cat "+data+"/log/*"),
+	}
+	var plane strings.Builder
+	err = filepath.WalkDir(w.dir+"/plane", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		plane.Write(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	where["the plane's files"] = plane.String()
+	for place, content := range where {
+		if content == "" {
+			t.Errorf("%s: nothing was read", place)
+		}
+		for i, s := range secrets {
+			if strings.Contains(content, s) {
+				t.Errorf("secret %d stands in %s", i, place)
+			}
+		}
+	}
+	for _, place := range []string{"the plane's files", "the plane's log", "the audit"} {
+		for _, addr := range []string{h.Addr(), w.lab.RouterAddr()} {
+			if strings.Contains(where[place], addr) {
+				t.Errorf("the address %s stands in %s", addr, place)
+			}
+		}
+	}
+	if !strings.Contains(text, "fleet-host") {
+		t.Error("the watch over command lines saw no fleet-host")
+	}
+	if tcp := w.sh(h, "root", "ss -ltnp | grep agentd || true"); tcp != "" {
+		t.Errorf("agentd listens: %s", tcp)
+	}
+}
+
+// TestSessionsOutliveTheAgent kills agentd while a session writes.
+func TestSessionsOutliveTheAgent(t *testing.T) { // R34
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	w.install(h, "dana", "box")
+	const script = "i=0; while [ $i -lt 20000 ]; do echo line $i of a long run; i=$((i+1)); done"
+	out := w.must("fleet", "exec", "--detach", "--json", "box", "--", "sh", "-c", script+"; sleep 3; echo end")
+	var s wire.Session
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		t.Fatal(err, out)
+	}
+	w.sh(h, "root", "kill -9 $(pgrep -x agentd)")
+	w.must("fleet", "wait", "box", "--for", "present", "--timeout", "30s")
+	w.poll("the agent again", func() error {
+		if r := w.run("fleet", "sessions", "box"); r.exit != 0 {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+	got := w.must("fleet", "attach", "box", s.ID, "--from", "0")
+	var want strings.Builder
+	for i := range 20000 {
+		fmt.Fprintf(&want, "line %d of a long run\n", i)
+	}
+	want.WriteString("end\n")
+	if sha256.Sum256([]byte(got)) != sha256.Sum256([]byte(want.String())) {
+		t.Errorf("%d bytes came back, want %d", len(got), want.Len())
+	}
+}
+
+// TestPlaneOutageInterruptsNothing stops the plane and works on.
+func TestPlaneOutageInterruptsNothing(t *testing.T) { // R5, R19
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	w.install(h, "dana", "box")
+	w.endPlane(syscall.SIGKILL)
+	if r := w.run("fleet", "exec", "box", "--", "echo", "on"); r.exit != 0 || r.out != "on\n" {
+		t.Error(r)
+	}
+	w.fails(7, "", "ls")
+	w.startPlane()
+	if m := w.show("box"); m.Presence != wire.Present {
+		t.Errorf("the plane's own outage made the machine %s", m.Presence)
+	}
+	begin := time.Now()
+	w.must("fleet", "wait", "box", "--for", "present", "--timeout", "30s")
+	t.Logf("heard again after %v", time.Since(begin))
+}
