@@ -23,27 +23,34 @@ func Main(args []string, std command.IO, version string) int {
 		Config: func() (map[string]string, error) { return settings.Load(state.DirsOf(std.Getenv)) },
 	}
 	app.Topics, app.Unknown = topics, external
+	var tools []*command.Command // help lists them last
 	for _, p := range passedOn {
-		app.Commands = append(app.Commands, &command.Command{Name: p.name, Group: p.group, Summary: p.summary, Raw: passOn(p.name)})
+		cmd := &command.Command{Name: p.name, Group: p.group, Summary: p.summary, Raw: passOn(p.name)}
+		if p.group == groupTools {
+			tools = append(tools, cmd)
+			continue
+		}
+		app.Commands = append(app.Commands, cmd)
 	}
 	app.Commands = append(app.Commands, logoutCommand(), whoamiCommand(),
 		lsCommand(), showCommand(), waitCommand(), hostCommand(), renameCommand(), labelCommand(), deleteCommand())
 	app.Commands = append(app.Commands, DataPath(reachThroughHost)...)
-	app.Commands = append(app.Commands, auditCommand(), tokenCommand(), personCommand(), versionCommand(version))
+	app.Commands = append(app.Commands, auditCommand(), tokenCommand(), personCommand())
+	app.Commands = append(app.Commands, append(tools, versionCommand(version))...)
 	return app.Main(args, std)
 }
 
 // passedOn are the commands that fleet-host runs.
 var passedOn = []struct{ name, group, summary string }{
-	{"login", "Session", "start a session at a plane, by a signature of your SSH key"},
-	{"test", "Machines", "look at what an install would meet, and change nothing"},
-	{"trust", "Machines", "pin, re-pin, list or remove host keys"},
-	{"install", "Machines", "install the agent on a machine over SSH, and link it"},
-	{"update", "Machines", "bring machines to the artifact that this fleet has"},
-	{"rollback", "Machines", "bring machines back to the version before the last update"},
-	{"uninstall", "Machines", "stop and remove the agent, its service and files, and delete the machine"},
-	{"plugin", "Tools", "plugins: where they come from, and which may run"},
-	{"artifact", "Tools", "build, verify and trust what is installed on machines"},
+	{"login", groupSession, "start a session at a plane, by a signature of your SSH key"},
+	{"test", groupMachine, "look at what an install would meet, and change nothing"},
+	{"trust", groupMachine, "pin, re-pin, list or remove host keys"},
+	{"install", groupMachine, "install the agent on a machine over SSH, and link it"},
+	{"update", groupMachine, "bring machines to the artifact that this fleet has"},
+	{"rollback", groupMachine, "bring machines back to the version before the last update"},
+	{"uninstall", groupMachine, "stop and remove the agent, its service and files, and delete the machine"},
+	{"plugin", groupTools, "plugins: where they come from, and which may run"},
+	{"artifact", groupTools, "build, verify and trust what is installed on machines"},
 }
 
 // passOn makes this process fleet-host, with the command line as it is.

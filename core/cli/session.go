@@ -19,6 +19,7 @@ const (
 	groupSession = "Session"
 	groupMachine = "Machines"
 	groupAdmin   = "Administration"
+	groupTools   = "Tools"
 )
 
 // onPlane opens the plane and runs f with its client.
@@ -41,7 +42,7 @@ type versionDoc struct {
 }
 
 func versionCommand(version string) *command.Command {
-	return &command.Command{Name: "version", Group: "Tools", Summary: "show which fleet this is", Flags: command.JSONFlags(false),
+	return &command.Command{Name: "version", Group: groupTools, Summary: "show which fleet this is", Flags: command.JSONFlags(false),
 		Run: func(_ context.Context, c *command.Call) error {
 			if c.WantsJSON() {
 				return c.Print(versionDoc{wire.SchemaVersion, version, runtime.Version(), runtime.GOOS, runtime.GOARCH})
