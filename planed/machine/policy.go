@@ -40,7 +40,9 @@ type Epoch struct {
 // was present when the plane went away has been silent only since the plane
 // came back: a plane's outage makes nobody absent (R19).
 func (p Policy) heardUntil(last time.Time, e Epoch) time.Time {
-	if last.Before(e.Opened) && !e.Alive.IsZero() && e.Alive.Sub(last) <= p.Silence() {
+	// With no such instant on record the run before was shorter than the pause
+	// between two records, and whoever was heard was heard in it.
+	if last.Before(e.Opened) && (e.Alive.IsZero() || e.Alive.Sub(last) <= p.Silence()) {
 		return e.Opened
 	}
 	return last

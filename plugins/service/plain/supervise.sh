@@ -73,7 +73,10 @@ supervise() {
 	while [ -z "$stopping" ] && alive "$state.child"; do pause 2; done
 	while [ -z "$stopping" ] && [ ! -e "$latch" ]; do
 		if [ -f "$log" ] && [ "$(wc -c <"$log")" -gt 1048576 ]; then mv -f "$log" "$log.old"; fi
-		[ -w "$log" ] || : >>"$log" 2>/dev/null || log=/dev/null
+		# agentd makes the directory, but has not run yet the first time. Not the
+		# colon command below: a redirection that fails would end the shell.
+		mkdir -p "${log%/*}" 2>/dev/null
+		[ -w "$log" ] || true >>"$log" 2>/dev/null || log=/dev/null
 		began=$(date +%s)
 		agent </dev/null >>"$log" 2>&1 &
 		child=$!
