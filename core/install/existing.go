@@ -316,7 +316,9 @@ func (r *run) unregister(ctx context.Context) (bool, string, error) {
 func (r *run) removeFiles(ctx context.Context) (bool, string, error) {
 	s := sshconn.Script{Args: []string{r.dirs.Data, r.dirs.Runtime}, Body: `
 case $1 in */fleet-agent/?*) ;; *) echo "refusing to remove $1" >&2; exit 1;; esac
-rm -rf -- "$1" "$2"`}
+rm -rf -- "$1" "$2" || exit 1
+rmdir -- "$(dirname "$1")" 2>/dev/null
+true`}
 	run := r.host.Script
 	if r.scope == place.System {
 		run = r.host.RootScript
