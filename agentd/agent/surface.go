@@ -100,6 +100,9 @@ func (a *Agent) Status() wire.AgentStatus {
 	case st.Revoked:
 		s.State = "revoked"
 	}
+	if dir, id := filepath.Split(a.programs); filepath.Base(dir) == place.VersionsDir {
+		s.Artifact = id
+	}
 	s.Blockers, s.Probed = a.probes.Blockers()
 	if l := a.loop.Load(); l != nil {
 		s.LastCheck = l.Status()

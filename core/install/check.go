@@ -186,3 +186,10 @@ func (r *run) status(ctx context.Context, deed func(Agent) error) (wire.AgentSta
 	}
 	return st, err
 }
+
+// runsCurrent reports whether the running agent is of a version. One that
+// cannot be asked, or does not say, counts as if it were.
+func (r *run) runsCurrent(ctx context.Context, id string) bool {
+	st, err := r.status(ctx, nil)
+	return err != nil || st.Artifact == "" || st.Artifact == id
+}

@@ -109,10 +109,12 @@ func (e *Env) Update(ctx context.Context, l state.Link) (*wire.Install, error) {
 	}
 	if r.found.current == r.art.ID {
 		ok, err := intact(ctx, r.host, r.dirs.Data, r.art)
-		if err == nil && ok {
+		if err == nil && ok && r.runsCurrent(ctx, r.art.ID) {
 			doc.Artifact = &wire.InstallArtifact{Version: r.art.Manifest.Version, SHA256: r.art.ID}
 			return doc, r.step(ctx, "verify", func(context.Context) (bool, string, error) { return true, "runs this version", nil })
 		}
+		// One that died after the switch left the version to come back to there.
+		r.was = r.found.previous
 	}
 	if err := r.idle(ctx); err != nil {
 		return doc, err
@@ -173,6 +175,12 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 		if err := SetCurrent(ctx, r.host, r.dirs.Data, r.was); err != nil {
 			return false, "", err
 		}
+		// A version that was not taken is none that a rollback should find.
+		if former := r.found.previous; former != r.was {
+			if err := setPrevious(ctx, r.host, r.dirs.Data, former); err != nil {
+				return false, "", err
+			}
+		}
 		m, err := r.chooseManager(ctx)
 		if err != nil {
 			return false, "", err
@@ -220,6 +228,7 @@ cd "$1/$p" && printf '%s' "${p##*/}"`})
 		res, err := r.conn.Run(ctx, sshconn.Script{Args: []string{r.dirs.Data + "/versions/" + id, id}, Body: hashing + `
 cd "$1" || exit 1
 printf '%s  manifest.json\n' "$2" | check_sums || { echo "the former version was altered" >&2; exit 1; }
+n=
 sed -n 's/^ *"path": "\(.*\)",*$/p \1/p; s/^ *"sha256": "\(.*\)",*$/h \1/p' manifest.json | while read -r k v; do
   case $k in p) n=$v;; h) [ -n "$n" ] && printf '%s  %s\n' "$v" "$n"; n=;; esac
 done > .sums.$$

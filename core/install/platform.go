@@ -25,6 +25,7 @@ type found struct {
 	credential bool
 	latched    bool
 	current    string // content hash that current names, or ""
+	previous   string // that of the version before, or ""
 }
 
 // minFreeKiB is what an install needs on the machine: the archive, the files
@@ -219,6 +220,7 @@ cat "$f" || exit 1
 [ -s "$1/credential" ] || [ -s "$1/credential.next" ] && echo credential
 [ -e "$1/latch" ] && echo latched
 [ -L "$1/current" ] && printf 'current %s\n' "$(readlink "$1/current")"
+[ -L "$1/previous" ] && printf 'previous %s\n' "$(readlink "$1/previous")"
 true`})
 	if err != nil {
 		return err
@@ -243,6 +245,8 @@ true`})
 			r.found.latched = true
 		case w == "current" && i+2 < len(lines):
 			r.found.current = path.Base(lines[i+2])
+		case w == "previous" && i+2 < len(lines):
+			r.found.previous = path.Base(lines[i+2])
 		}
 	}
 	return nil

@@ -136,8 +136,10 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 			WithHint("fleet start %s", r.admitted.Machine)
 	}
 	running := before.State == sdk.StateRunning
+	// An install that died after the switch left the former version running.
+	stale := running && (r.switched || !r.runsCurrent(ctx, r.art.ID))
 	switch {
-	case running && r.switched:
+	case stale:
 		if err := r.restartAgent(ctx, h, spec); err != nil {
 			return false, "", err
 		}
@@ -154,7 +156,7 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 	if err := awaitRunning(ctx, r.manager, h, spec); err != nil {
 		return false, "", err
 	}
-	return running && !changed && !r.switched, detail, nil
+	return running && !changed && !stale, detail, nil
 }
 
 // linger turns lingering on where it matters, and says so where it cannot.

@@ -169,14 +169,19 @@ sync`})
 	return err
 }
 
+// swapping defines swap, which makes a link of the present directory name
+// something else in one rename.
+const swapping = `
+swap() { rm -f "$2.fleet-tmp"; ln -s "$1" "$2.fleet-tmp"; mv -fT "$2.fleet-tmp" "$2" 2>/dev/null || mv -fh "$2.fleet-tmp" "$2"; }
+`
+
 // SetCurrent makes current name a version, in one rename, and keeps the former
 // one's name in previous.
 func SetCurrent(ctx context.Context, h *remote.Host, dataDir, id string) error {
-	res, err := h.Script(ctx, sshconn.Script{Args: []string{dataDir, id}, Body: `
+	res, err := h.Script(ctx, sshconn.Script{Args: []string{dataDir, id}, Body: swapping + `
 set -e
 cd "$1"
 [ -x "versions/$2/agentd" ]
-swap() { rm -f "$2.fleet-tmp"; ln -s "$1" "$2.fleet-tmp"; mv -fT "$2.fleet-tmp" "$2" 2>/dev/null || mv -fh "$2.fleet-tmp" "$2"; }
 if [ -L current ]; then
   old=$(readlink current)
   [ "$old" = "versions/$2" ] && exit 0
@@ -189,6 +194,21 @@ sync . 2>/dev/null || sync`})
 	}
 	if res.Exit != 0 {
 		return fmt.Errorf("cannot switch to version %s on the machine: %w", id[:12], res.Err())
+	}
+	return nil
+}
+
+// setPrevious makes previous name a version, or none.
+func setPrevious(ctx context.Context, h *remote.Host, dataDir, id string) error {
+	res, err := h.Script(ctx, sshconn.Script{Args: []string{dataDir, id}, Body: swapping + `
+set -e
+cd "$1"
+if [ -n "$2" ]; then swap "versions/$2" previous; else rm -f previous; fi`})
+	if err != nil {
+		return err
+	}
+	if res.Exit != 0 {
+		return fmt.Errorf("cannot name the former version on the machine: %w", res.Err())
 	}
 	return nil
 }

@@ -59,6 +59,7 @@ type AgentStatus struct {
 	Latched    bool       `json:"latched"`
 	Machine    string     `json:"machine"`
 	Version    string     `json:"version"`
+	Artifact   string     `json:"artifact,omitempty"` // content hash of the version directory that runs
 	PID        int        `json:"pid"`
 	StartedAt  *Time      `json:"started_at"`
 	Plane      string     `json:"plane"`
