@@ -6,12 +6,14 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -209,6 +211,27 @@ func TestWrappersAndNoise(t *testing.T) {
 				t.Fatalf("%+v, %v", r, err)
 			}
 		})
+	}
+}
+
+// TestAKeptShellThatEndedCostsNobodyAnError kills the shell between two scripts.
+func TestAKeptShellThatEndedCostsNobodyAnError(t *testing.T) {
+	c := operator(t, server(t, "")).confirmed(t)
+	for range 20 {
+		r, err := c.Run(t.Context(), sshconn.Script{Body: "echo $$"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(r.Stdout)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := c.Run(t.Context(), sshconn.Script{Body: "echo $$"}); err != nil || string(r.Stdout) == fmt.Sprintln(pid) {
+			t.Fatalf("%+v, %v", r, err)
+		}
 	}
 }
 

@@ -102,12 +102,21 @@ func (c *Conn) run(ctx context.Context, s Script) (*Result, error) {
 	if s.Stdin != nil {
 		return c.runAlone(ctx, s, limit)
 	}
-	sh, err := c.takeShell(ctx)
+	sh, kept, err := c.takeShell(ctx)
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, sh.close)
 	r, err := sh.exec(s, limit)
+	if kept && errors.Is(err, errNotStarted) && stop() {
+		// The kept shell ended since its last script, and this one did not begin.
+		sh.close()
+		if sh, err = c.openShell(ctx); err != nil {
+			return nil, err
+		}
+		stop = context.AfterFunc(ctx, sh.close)
+		r, err = sh.exec(s, limit)
+	}
 	if !stop() || err != nil {
 		sh.close()
 		if err == nil {
@@ -119,6 +128,10 @@ func (c *Conn) run(ctx context.Context, s Script) (*Result, error) {
 	return r, nil
 }
 
+// errNotStarted says that the mark before a script's first command did not come
+// back: a script that was cut off is one that sh cannot parse to its end.
+var errNotStarted = errors.New("the script did not begin")
+
 // exec runs one script in a shell that goes on afterwards.
 func (sh *shell) exec(s Script, limit int64) (*Result, error) {
 	body := "(\n" + s.Body + "\n) </dev/null"
@@ -129,7 +142,7 @@ func (sh *shell) exec(s Script, limit int64) (*Result, error) {
 	}
 	end, err := sh.send(body, s.Args)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errNotStarted, err)
 	}
 	if _, err := sh.in.Write(s.Input); err != nil {
 		return nil, err

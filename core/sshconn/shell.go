@@ -57,15 +57,15 @@ func (sh *shell) close() {
 var errClosed = errors.New("the channel was closed here")
 
 // takeShell returns the connection's idle shell, or a new one.
-func (c *Conn) takeShell(ctx context.Context) (*shell, error) {
+func (c *Conn) takeShell(ctx context.Context) (sh *shell, kept bool, err error) {
 	c.shellMu.Lock()
-	sh := c.idle
-	c.idle = nil
+	sh, c.idle = c.idle, nil
 	c.shellMu.Unlock()
 	if sh != nil {
-		return sh, nil
+		return sh, true, nil
 	}
-	return c.openShell(ctx)
+	sh, err = c.openShell(ctx)
+	return sh, false, err
 }
 
 // putShell keeps the shell for the next script, unless one is kept already.
@@ -79,8 +79,21 @@ func (c *Conn) putShell(sh *shell) {
 	sh.close()
 }
 
-// openShell opens a channel and waits for sh to be the one that reads.
+// openShell opens a channel and waits for sh to be the one that reads. Some
+// dropbear answers the request for a command by closing the channel when
+// another one ends at that moment. Nothing was sent then, so one more is asked
+// for.
 func (c *Conn) openShell(ctx context.Context) (*shell, error) {
+	sh, err := c.openShellOnce(ctx)
+	if errors.Is(err, errUnanswered) && ctx.Err() == nil {
+		return c.openShellOnce(ctx)
+	}
+	return sh, err
+}
+
+var errUnanswered = errors.New("the host closed the channel instead of running a command")
+
+func (c *Conn) openShellOnce(ctx context.Context) (*shell, error) {
 	session, err := c.client.NewSession()
 	if err != nil {
 		return nil, fault.New(fault.Unreachable, "ssh", "cannot open a channel to %s: %w", c.Config, err)
@@ -101,7 +114,9 @@ func (c *Conn) openShell(ctx context.Context) (*shell, error) {
 				w.CloseWithError(err)
 			}()
 			sh.cut, sh.out = r, bufio.NewReaderSize(r, 64<<10)
-			err = session.Start(fmt.Sprintf(command, ready))
+			if err = session.Start(fmt.Sprintf(command, ready)); errors.Is(err, io.EOF) {
+				err = errUnanswered
+			}
 		}
 	}
 	if err == nil {
