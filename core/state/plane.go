@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,12 +39,11 @@ type planeRecord struct {
 // NormalURL checks a plane's URL and returns its one form: https, host in
 // lower case, port only where it is not 443, no path.
 func NormalURL(s string) (string, error) {
-	bad := fault.Usagef("%q is not a plane's URL such as https://fleet.example.org:8443", s)
-	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || strings.Trim(u.Path, "/") != "" {
-		return "", bad
+	u, err := wire.PlaneURL(s)
+	if err != nil {
+		return "", fault.Usagef("%q is not a plane's URL such as https://fleet.example.org:8443", s)
 	}
-	return "https://" + strings.TrimSuffix(strings.ToLower(u.Host), ":443"), nil
+	return u, nil
 }
 
 func (d Dirs) planeDir(url string) (string, error) {
