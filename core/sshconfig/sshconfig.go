@@ -130,14 +130,29 @@ func (r Resolver) Resolve(ctx context.Context, dest string, f Flags) (*Config, e
 	if d.Port != 0 && f.Port == 0 {
 		f.Port = d.Port
 	}
+	// Whether keys and algorithms are the person's choice or ssh's default
+	// shows only beside a configuration that sets nothing.
+	type answer struct {
+		values map[string][]string
+		err    error
+	}
+	plain := make(chan answer, 1)
+	go func() { // ends with ssh -G, which has its own deadline
+		v, err := r.query(ctx, Destination{Host: d.Host}, Flags{ConfigFile: "/dev/null"})
+		plain <- answer{v, err}
+	}()
 	values, err := r.query(ctx, d, f)
+	defaults := <-plain
 	if errors.Is(err, exec.ErrNotFound) {
 		return r.withoutSSH(d, f)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return r.configOf(ctx, d, f, values)
+	if defaults.err != nil {
+		return nil, defaults.err
+	}
+	return r.configOf(d, f, values, defaults.values)
 }
 
 func (r Resolver) query(ctx context.Context, d Destination, f Flags) (map[string][]string, error) {
@@ -176,7 +191,7 @@ func parseValues(out string) map[string][]string {
 	return values
 }
 
-func (r Resolver) configOf(ctx context.Context, d Destination, f Flags, v map[string][]string) (*Config, error) {
+func (r Resolver) configOf(d Destination, f Flags, v, plain map[string][]string) (*Config, error) {
 	c := &Config{Alias: d.Host, Values: v}
 	c.HostName, c.User = one(v, "hostname"), one(v, "user")
 	c.Port, _ = strconv.Atoi(one(v, "port"))
@@ -210,12 +225,6 @@ func (r Resolver) configOf(ctx context.Context, d Destination, f Flags, v map[st
 			return nil, err
 		}
 		c.CertificateFile = append(c.CertificateFile, p)
-	}
-	// Whether keys and algorithms are the person's choice or ssh's default
-	// shows only beside a configuration that sets nothing.
-	plain, err := r.query(ctx, Destination{Host: d.Host}, Flags{ConfigFile: "/dev/null"})
-	if err != nil {
-		return nil, err
 	}
 	c.IdentityFileSet = len(f.Identities) > 0 || !equal(v["identityfile"], plain["identityfile"])
 	for _, p := range v["identityfile"] {
