@@ -154,11 +154,20 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 	if err != nil {
 		return nil, err
 	}
-	managers, err := e.catalog.Named(sdk.KindService)
+	plugins, _, err := e.catalog.Discover()
 	if err != nil {
 		return nil, err
 	}
-	in := &install.Env{Resolver: e.resolver, Pins: e.pins, Dial: e.dial, Managers: managers,
+	in := &install.Env{Resolver: e.resolver, Pins: e.pins, Dial: e.dial,
+		Managers: func(goos, goarch string) []string {
+			var names []string
+			for _, f := range plugins {
+				if f.Kind == sdk.KindService && f.State == catalog.StateTaken && f.Entry.Description.ActsOn(goos, goarch) {
+					names = append(names, f.Name)
+				}
+			}
+			return names
+		},
 		Launch: func(ctx context.Context, name string) (install.Manager, error) {
 			return e.catalog.LaunchService(ctx, name)
 		},

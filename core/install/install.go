@@ -70,8 +70,9 @@ type Env struct {
 	Pins     *hostkey.Store
 	Dial     sshconn.Dialer
 
-	// Managers names the service-manager plugins that are there; Launch starts one.
-	Managers []string
+	// Managers names the service-manager plugins that act on a platform; Launch
+	// starts one, and may be called from several goroutines.
+	Managers func(goos, goarch string) []string
 	Launch   func(ctx context.Context, name string) (Manager, error)
 
 	Artifact func(goos, goarch string) (*artifact.Artifact, error)
@@ -115,6 +116,7 @@ type run struct {
 	record       *wire.ServiceRecord // as found on the machine
 	found        found
 	manager      Manager
+	detected     *sdk.Detection // what manager says of the machine; nil until asked
 	installation secret.Text
 	admitted     wire.AdmitAnswer
 	secret       secret.Text

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"fleet.example/fleet/core/fault"
@@ -56,37 +57,63 @@ func (r *run) chooseManager(ctx context.Context) (Manager, error) {
 		if err != nil {
 			return nil, errors.Join(err, m.Close())
 		}
+		r.detected = &d
 		return m, nil
 	}
-	var best Manager
-	score := 0
-	var why []string
-	for _, name := range r.Managers {
-		m, err := r.Launch(ctx, name)
-		if err != nil {
-			r.Notef("service plugin %s: %v", name, err)
-			why = append(why, name+": "+err.Error())
-			continue
-		}
-		d, err := m.Detect(ctx, r.host.For(m.Description()))
-		switch {
-		case err != nil:
-			why = append(why, name+": "+err.Error())
-		case !usable(d, r.scope):
-			why = append(why, name+": "+d.Reason)
-		case d.Score > score:
-			if best != nil {
-				best.Close()
+	return r.bestManager(ctx)
+}
+
+// candidate is a launched manager and what it says of the machine.
+type candidate struct {
+	manager Manager
+	found   sdk.Detection
+	err     error
+}
+
+// bestManager launches every manager that acts on the machine's platform, all
+// at once since a launch is mostly waiting, and keeps the one with the best
+// score.
+func (r *run) bestManager(ctx context.Context) (Manager, error) {
+	names := r.Managers(r.facts.GOOS, r.facts.GOARCH)
+	all := make([]candidate, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() {
+			c := &all[i]
+			if c.manager, c.err = r.Launch(ctx, name); c.err == nil {
+				c.found, c.err = c.manager.Detect(ctx, r.host.For(c.manager.Description()))
 			}
-			best, score = m, d.Score
+		})
+	}
+	wg.Wait()
+	best := -1
+	var why []string
+	for i, c := range all {
+		switch {
+		case c.err != nil:
+			why = append(why, names[i]+": "+c.err.Error())
+		case !usable(c.found, r.scope):
+			why = append(why, names[i]+": "+c.found.Reason)
+		case best < 0 || c.found.Score > all[best].found.Score:
+			best = i
+		}
+	}
+	for i, c := range all {
+		if i == best || c.manager == nil {
 			continue
 		}
-		m.Close()
+		if err := c.manager.Close(); err != nil {
+			r.Notef("cannot end the service plugin: %v", err)
+		}
 	}
-	if best == nil {
+	if best < 0 {
 		return nil, fault.New(fault.Refused, "service_manager", "no service manager can serve the agent in %s scope: %s", r.scope, strings.Join(why, "; "))
 	}
-	return best, nil
+	for _, w := range why {
+		r.Notef("service plugin %s", w)
+	}
+	r.detected = &all[best].found
+	return all[best].manager, nil
 }
 
 func usable(d sdk.Detection, scope string) bool {
@@ -207,11 +234,14 @@ func (r *run) writeRecord(ctx context.Context, rendered sdk.Rendered) error {
 	rec := wire.ServiceRecord{Schema: wire.SchemaService, Scope: r.scope, Manager: r.manager.Description().Name,
 		Unit: rendered.Unit, Account: r.facts.User, DataDir: r.dirs.Data, RuntimeDir: r.dirs.Runtime,
 		Start: rendered.StartArgv, Stop: rendered.StopArgv, Restart: rendered.RestartArgv}
-	d, err := r.manager.Detect(ctx, r.host.For(r.manager.Description()))
-	if err != nil {
-		return err
+	if r.detected == nil {
+		d, err := r.manager.Detect(ctx, r.host.For(r.manager.Description()))
+		if err != nil {
+			return err
+		}
+		r.detected = &d
 	}
-	rec.StayWhenStopped = !d.LatchAware
+	rec.StayWhenStopped = !r.detected.LatchAware
 	b, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		return err

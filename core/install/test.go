@@ -52,7 +52,7 @@ func (e *Env) Test(ctx context.Context, hostArg string, flags sshconfig.Flags, s
 	h.DataDir = places[scope].Data
 	t.account = facts.User
 	t.sftp(ctx, conn)
-	t.managers(ctx, h, scope)
+	t.managers(ctx, h, facts.GOOS, facts.GOARCH, scope)
 	t.probes(ctx, h, probes)
 	t.artifact(ctx, h)
 	t.forward(ctx, conn)
@@ -159,10 +159,10 @@ func (t *tester) forward(ctx context.Context, conn *sshconn.Conn) {
 	t.add("forward", wire.StepOK, begin, "whether channels to UNIX sockets are allowed shows once the agent runs; a bridge serves if not", "")
 }
 
-func (t *tester) managers(ctx context.Context, h *remote.Host, scope string) {
+func (t *tester) managers(ctx context.Context, h *remote.Host, goos, goarch, scope string) {
 	best := 0
 	begin := time.Now()
-	for _, name := range t.Managers {
+	for _, name := range t.Managers(goos, goarch) {
 		begin := time.Now()
 		m, err := t.Launch(ctx, name)
 		if err != nil {

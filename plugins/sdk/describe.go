@@ -137,6 +137,11 @@ func printable(s string, max int) bool {
 	})
 }
 
+// ActsOn reports whether Targets has the platform.
+func (d Description) ActsOn(goos, goarch string) bool {
+	return len(d.Targets) == 0 || slices.Contains(d.Targets, goos) || slices.Contains(d.Targets, goos+"/"+goarch)
+}
+
 // Allows reports whether Commands lists argv.
 func (d Description) Allows(argv []string) bool {
 	return slices.ContainsFunc(d.Commands, func(pattern []string) bool {
