@@ -169,7 +169,11 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 			return names
 		},
 		Launch: func(ctx context.Context, name string) (install.Manager, error) {
-			return e.catalog.LaunchService(ctx, name)
+			s, err := e.catalog.LaunchService(ctx, name)
+			if err != nil {
+				return nil, err // not s, which is a nil of its own type
+			}
+			return s, nil
 		},
 		Artifact: func(goos, goarch string) (*artifact.Artifact, error) {
 			return artifact.Find(e.artifactDirs(), goos, goarch, signers)

@@ -278,6 +278,9 @@ func (h hosted) GRPCClient(ctx context.Context, b *plugin.GRPCBroker, cc *grpc.C
 	return nil, sdk.Attach(ctx, cc, id)
 }
 
+// deadlineSlack is how much apart two processes see one deadline pass.
+const deadlineSlack = 250 * time.Millisecond
+
 // call runs one call with a deadline and turns the plugin's death into the one
 // error that says so. What the plugin itself answers passes as it is.
 func (p *Process) call(ctx context.Context, what string, f func(context.Context) error) error {
@@ -300,7 +303,11 @@ func (p *Process) call(ctx context.Context, what string, f func(context.Context)
 		return p.c.problem(CodeCrashed, p.found.Path, version, "ended during %s (%s); %s", what, how, lastWords(p.tail.String())).
 			WithHint("run the command again; if it happens again, upgrade the plugin or report it")
 	}
-	if ctx.Err() != nil {
+	// The deadline travels with the call, and the plugin's side may end it a
+	// moment before this one notices.
+	end, _ := ctx.Deadline()
+	cut := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if ctx.Err() != nil || cut && time.Until(end) < deadlineSlack {
 		return p.c.problem(CodeSlow, p.found.Path, version, "did not finish %s in time", what).
 			WithHint("run the command again; if it happens again, upgrade the plugin or report it")
 	}

@@ -37,9 +37,17 @@ func (c *Catalog) newRunDir() (*runDir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a directory for the plugin's sockets: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(path, runLock), os.O_CREATE|os.O_RDWR, 0o600)
+	// The lock gets its name once it is held: another launch that sweeps at this
+	// moment would take a free one for a lost launch's.
+	making := filepath.Join(path, runLock+".new")
+	f, err := os.OpenFile(making, os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+			err = os.Rename(making, filepath.Join(path, runLock))
+		}
+		if err != nil {
+			f.Close()
+		}
 	}
 	if err != nil {
 		os.RemoveAll(path)
