@@ -5,31 +5,16 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
+	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/wire"
 )
 
-// clean makes a string that came from elsewhere safe to show: what would
-// control a terminal becomes a visible replacement.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
-			return '\uFFFD'
-		}
-		return r
-	}, s)
-}
+// clean makes a string that came from elsewhere safe to show.
+func clean(s string) string { return command.Clean(s) }
 
 // fit cleans s and shortens it to n characters.
-func fit(s string, n int) string {
-	s = clean(s)
-	if utf8.RuneCountInString(s) <= n {
-		return s
-	}
-	return string([]rune(s)[:n-1]) + "…"
-}
+func fit(s string, n int) string { return command.Fit(s, n) }
 
 // age shows a span as people say it: 4s, 3m, 5h, 2d.
 func age(d time.Duration) string {

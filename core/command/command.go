@@ -18,6 +18,7 @@ import (
 	"strings"
 	"syscall"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
@@ -99,9 +100,16 @@ func OS() IO {
 type Call struct {
 	*cli.Context
 	IO
-	Args []string
-	Rest []string // what stood after `--`, with RestRequired
+	Args  []string
+	Rest  []string // what stood after `--`, with RestRequired
+	Usage string   // the command's usage line
+
+	config map[string]bool // flags that the configuration gave
 }
+
+// Given reports whether the command line or the environment gives the flag. A
+// value out of the configuration is one for every command and does not count.
+func (c *Call) Given(name string) bool { return c.IsSet(name) && !c.config[name] }
 
 // Arg is the i-th argument, or "".
 func (c *Call) Arg(i int) string {
@@ -225,6 +233,26 @@ func shown(s string) string {
 	}, s)
 }
 
+// Clean makes a word that came from elsewhere safe to show on one line: what
+// would control a terminal becomes a visible replacement.
+func Clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
+			return '\uFFFD'
+		}
+		return r
+	}, s)
+}
+
+// Fit cleans s and shortens it to n characters.
+func Fit(s string, n int) string {
+	s = Clean(s)
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
 // Exit is an error that only sets the exit code: everything has been said
 // already, or the code is somebody else's, as a remote command's.
 type Exit struct{ Status int }
@@ -268,14 +296,16 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 			return fault.Usagef("%s", err).WithHint("usage: %s", a.usageLine(inv))
 		},
 		Action: func(cc *cli.Context) error {
+			call := &Call{Context: cc, IO: std, Args: inv.args, Rest: inv.rest, Usage: a.usageLine(inv), config: map[string]bool{}}
 			for name, value := range config {
 				if known(inv.flags, name) && !cc.IsSet(name) {
 					if err := cc.Set(name, value); err != nil {
 						return fault.Usagef("configuration: %s: %s", name, err)
 					}
+					call.config[name] = true
 				}
 			}
-			ran = leaf.Run(cc.Context, &Call{Context: cc, IO: std, Args: inv.args, Rest: inv.rest})
+			ran = leaf.Run(cc.Context, call)
 			return nil
 		},
 	}

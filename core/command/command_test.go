@@ -173,3 +173,43 @@ func TestUnknownIsAskedForTheProgramsCommandsOnlyAndGetsEveryWord(t *testing.T) 
 		t.Error(exit, name)
 	}
 }
+
+func TestHelpIsFilledAndAlignedWithinTheWidth(t *testing.T) {
+	long := strings.Repeat("words of help ", 20)
+	app := &App{Name: "fleet", Summary: "x", Commands: []*Command{{Name: "do", Summary: strings.TrimSpace(long), Help: long + "\n\n  as it\n  is   typed\n\nlast", Max: 0,
+		Flags: []cli.Flag{&cli.StringFlag{Name: "a-flag-with-a-name-that-is-long", Usage: long}}, Run: func(context.Context, *Call) error { return nil }}}}
+	for _, args := range [][]string{{"help"}, {"help", "do"}} {
+		var out strings.Builder
+		if exit := app.run(t.Context(), append([]string{"fleet"}, args...), IO{Stdout: &out, Getenv: func(string) string { return "" }}); exit != 0 {
+			t.Fatal(exit)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := len(strings.TrimSuffix(line, "\n")); n > Width || strings.HasSuffix(line, " \n") {
+				t.Errorf("%d: %q", n, line)
+			}
+		}
+		if args := len(args); args == 2 && !strings.Contains(out.String(), "\n\n  as it\n  is   typed\n\nlast\n") {
+			t.Errorf("a paragraph that is laid out was filled:\n%s", out.String())
+		}
+	}
+	if got := Wrap(strings.Repeat("x", 100)+" y", "  "); got != strings.Repeat("x", 100)+"\n  y" {
+		t.Errorf("%q", got)
+	}
+}
+
+// A value that the configuration gives to every command is nobody's mistake.
+func TestGivenIsWhatTheCommandLineSays(t *testing.T) {
+	for _, args := range [][]string{{"do"}, {"do", "--num", "4"}} {
+		app := &App{Name: "fleet", Config: func() (map[string]string, error) { return map[string]string{"num": "3"}, nil },
+			Commands: []*Command{{Name: "do", Flags: []cli.Flag{&cli.IntFlag{Name: "num", Value: 2}}, Run: func(_ context.Context, c *Call) error {
+				if given := len(args) > 1; c.Given("num") != given || c.Int("num") != 3+len(args)/3 {
+					t.Errorf("%v: given %v, %d", args, c.Given("n"), c.Int("n"))
+				}
+				return nil
+			}}}}
+		var e strings.Builder
+		if exit := app.run(t.Context(), append([]string{"fleet"}, args...), IO{Stderr: &e, Getenv: func(string) string { return "" }}); exit != 0 {
+			t.Fatal(exit, e.String())
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 
@@ -74,21 +75,69 @@ func (a *App) showHelp(ctx context.Context, std IO, inv *invocation) int {
 		if len(a.Topics) > 0 {
 			fmt.Fprintf(w, "\nTopics (%s help TOPIC):\n", a.Name)
 			for _, t := range a.Topics {
-				fmt.Fprintf(w, "  %-12s %s\n", t.Name, t.Summary)
+				listed(w, t.Name, 12, t.Summary)
 			}
 		}
 		listFlags(w, a.Flags)
 	case inv.leaf.Raw != nil:
 		return inv.leaf.Raw(ctx, std, []string{"--help"})
 	default:
-		fmt.Fprintf(w, "Usage: %s\n\n%s.\n", a.usageLine(inv), upperFirst(inv.leaf.Summary))
+		fmt.Fprintf(w, "%s\n\n%s\n", Wrap("Usage: "+a.usageLine(inv), "    "), Wrap(upperFirst(inv.leaf.Summary)+".", ""))
 		if inv.leaf.Help != "" {
-			fmt.Fprintf(w, "\n%s\n", strings.TrimSpace(inv.leaf.Help))
+			fmt.Fprintf(w, "\n%s\n", paragraphs(inv.leaf.Help))
 		}
 		listCommands(w, inv.leaf.Sub)
 		listFlags(w, inv.flags)
 	}
 	return fault.OK
+}
+
+// Width is the widest that a line of what fleet says is: the narrowest
+// terminal that it is made for.
+const Width = 80
+
+// Wrap breaks a line between words so that no line is wider than Width, where
+// the words allow it. All lines but the first begin with the indent.
+func Wrap(text, indent string) string {
+	var b strings.Builder
+	at := 0
+	for i, word := range strings.Split(text, " ") {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case at+1+n > Width:
+			b.WriteString("\n" + indent)
+			at = utf8.RuneCountInString(indent)
+		default:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += n
+	}
+	return b.String()
+}
+
+// paragraphs fills the lines of each paragraph. One with an indented line is
+// laid out already and stays as it is.
+func paragraphs(text string) string {
+	parts := strings.Split(strings.TrimSpace(text), "\n\n")
+	for i, p := range parts {
+		if !strings.Contains("\n"+p, "\n ") {
+			parts[i] = Wrap(strings.Join(strings.Fields(p), " "), "")
+		}
+	}
+	return strings.Join(parts, "\n\n")
+}
+
+// listed prints a name and, in a column of its own, what is said of it.
+func listed(w io.Writer, name string, column int, text string) {
+	indent := strings.Repeat(" ", 2+column+1)
+	if utf8.RuneCountInString(name) > column {
+		fmt.Fprintf(w, "  %s\n", name)
+		name = ""
+	}
+	fmt.Fprintln(w, strings.TrimRight(Wrap(fmt.Sprintf("  %-*s", column, name)+" "+text, indent), " "))
 }
 
 func upperFirst(s string) string {
@@ -117,7 +166,7 @@ func listCommands(w io.Writer, table []*Command) {
 			fmt.Fprintf(w, "\n%s:\n", g)
 		}
 		for _, c := range by[g] {
-			fmt.Fprintf(w, "  %-12s %s\n", c.Name, c.Summary)
+			listed(w, c.Name, 12, c.Summary)
 		}
 	}
 }
@@ -156,6 +205,6 @@ func listFlags(w io.Writer, flags []cli.Flag) {
 				usage += " [$" + strings.Join(env, ", $") + "]"
 			}
 		}
-		fmt.Fprintf(w, "  %-26s %s\n", head, usage)
+		listed(w, head, 26, usage)
 	}
 }
