@@ -187,6 +187,49 @@ func TestHostWithoutUserManager(t *testing.T) { // R29
 	}
 }
 
+// TestHostWhoseCrontabCannotBeWritten: the agent runs, and what it cannot
+// promise is said where a person looks.
+func TestHostWhoseCrontabCannotBeWritten(t *testing.T) { // R30
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{Prepare: func(root string) error {
+		// The daemon would make the directory.
+		if err := os.RemoveAll(filepath.Join(root, "etc/systemd/system/multi-user.target.wants/cron.service")); err != nil {
+			return err
+		}
+		return os.RemoveAll(filepath.Join(root, lab.CronSpool))
+	}})
+	if w.sh(h, "dana", "command -v crontab || true") == "" {
+		t.Skip("this machine has no crontab that could fail")
+	}
+	doc := w.install(h, "dana", "box", "--service-manager", "plain")
+	said := ""
+	for _, s := range doc.Steps {
+		if s.Name == "service" {
+			said = s.Detail
+		}
+	}
+	if !strings.Contains(said, "does not come back after a reboot: ") || !strings.Contains(said, "crontab") {
+		t.Errorf("step service says %q", said)
+	}
+	if r := w.run("fleet", "exec", "box", "--", "echo", "here"); r.out != "here\n" {
+		t.Error(r)
+	}
+	w.poll("the blocker", func() error {
+		m := w.show("box")
+		for _, b := range m.Readiness.Blockers {
+			if b.Code == "not_at_boot" && b.Severity == wire.SeverityWarn && strings.Contains(b.Detail, "crontab") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", m.Readiness)
+	})
+	w.must("fleet", "wait", "box", "--for", "ready", "--timeout", "30s")
+	w.must("fleet", "uninstall", "box")
+	if left := w.sh(h, "dana", "ls -d "+dataGlob+" 2>/dev/null; pgrep -a -u $(id -u) 'agentd|supervise'; true"); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
+
 // TestRootAndDropbear installs for root, over an SSH server that is not OpenSSH.
 func TestRootAndDropbear(t *testing.T) {
 	w := newWorld(t)

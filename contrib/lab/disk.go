@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +33,12 @@ var fresh = [...]struct {
 	{"tmp", os.ModeSticky | 0o777},
 	{"run", 0o755},
 }
+
+// Where a host keeps crontabs and what runs them, below its root.
+const (
+	CronSpool = "var/spool/cron/crontabs"
+	CronUnit  = "lib/systemd/system/cron.service"
+)
 
 // makeDisk mounts the host's disk on h.root() and makes it a machine of its own.
 func (h *Host) makeDisk(ctx context.Context) error {
@@ -110,6 +117,9 @@ func (h *Host) writeSystem() error {
 		"sshd.service":                        "/dev/null",
 		"multi-user.target.wants/ssh.service": "../ssh.service",
 	}
+	if _, err := os.Stat(filepath.Join(h.root(), CronUnit)); err == nil {
+		links["multi-user.target.wants/cron.service"] = "/" + CronUnit
+	}
 	for name, to := range links {
 		path := filepath.Join(units, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -119,7 +129,41 @@ func (h *Host) writeSystem() error {
 			return err
 		}
 	}
+	if err := h.makeCronSpool(); err != nil {
+		return err
+	}
 	return os.MkdirAll(filepath.Join(h.root(), "var/lib/systemd/linger"), 0o755)
+}
+
+// makeCronSpool makes the directory of crontabs as Debian's package does: the
+// machine's own may be missing, and shows other people's lines if it is not.
+func (h *Host) makeCronSpool() error {
+	gid, err := h.groupID("crontab")
+	if err != nil || gid < 0 {
+		return err // without the group there is no crontab here
+	}
+	spool := filepath.Join(h.root(), CronSpool)
+	if err := os.MkdirAll(spool, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chown(spool, 0, gid); err != nil {
+		return err
+	}
+	return os.Chmod(spool, os.ModeSticky|0o730)
+}
+
+// groupID looks a group of the host up; -1 if there is none.
+func (h *Host) groupID(name string) (int, error) {
+	data, err := os.ReadFile(filepath.Join(h.root(), "etc/group"))
+	if err != nil {
+		return -1, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Split(line, ":"); len(f) > 2 && f[0] == name {
+			return strconv.Atoi(f[2])
+		}
+	}
+	return -1, nil
 }
 
 // replace writes a file of the host without following a link that stands there.

@@ -152,12 +152,17 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 	if err != nil {
 		return false, "", err
 	}
+	caveats := rendered.Caveats
 	if changed || !before.AtBoot {
-		if err := r.manager.Enable(ctx, h, spec); err != nil {
+		err := r.manager.Enable(ctx, h, spec)
+		switch {
+		case errors.Is(err, sdk.ErrUnsupported):
+			caveats = append(slices.Clone(caveats), "the agent does not come back after a reboot: "+strings.TrimPrefix(err.Error(), sdk.ErrUnsupported.Error()+": "))
+		case err != nil:
 			return false, "", err
 		}
 	}
-	detail := r.linger(ctx, h, spec, rendered.Caveats)
+	detail := r.linger(ctx, h, spec, caveats)
 	if r.found.latched {
 		return false, "", fault.New(fault.Refused, "stopped", "the agent is installed and a person stopped it on purpose; an install does not start it").
 			WithHint("fleet start %s", r.admitted.Machine)

@@ -21,6 +21,8 @@ type ServiceManager interface {
 	// Reload makes the manager read what the host wrote or removed.
 	Reload(ctx context.Context, h Host, s Spec) error
 	// Enable makes the service start with the machine. The files are in place.
+	// ErrUnsupported means that it cannot here, in words for the person; the host
+	// says so and goes on to Start.
 	Enable(ctx context.Context, h Host, s Spec) error
 	// Start starts the service if it is not running. The host judges by Status,
 	// so a nil error promises nothing.

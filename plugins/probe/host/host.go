@@ -24,6 +24,7 @@ import (
 const (
 	LingerDisabled       = "linger_disabled"
 	LoginBoundService    = "login_bound_service"
+	NotAtBoot            = "not_at_boot"
 	DiskFloor            = "disk_floor"
 	MemoryFloor          = "memory_floor"
 	InodeFloor           = "inode_floor"
@@ -50,7 +51,7 @@ func Describe(version string) sdk.Description {
 	return sdk.Description{
 		Name: "host", Version: version, Targets: []string{"linux", "darwin"},
 		Summary:  "disk, memory, clock, lingering and the credential's file",
-		Commands: [][]string{{"sysctl", "-n", "kern.memorystatus_level"}, {"sysctl", "-n", "hw.memsize"}},
+		Commands: [][]string{{"sysctl", "-n", "kern.memorystatus_level"}, {"sysctl", "-n", "hw.memsize"}, {"crontab", "-l"}},
 	}
 }
 
@@ -59,7 +60,7 @@ type Probe struct{}
 
 // Codes lists what it may find.
 func (Probe) Codes() []string {
-	return []string{LingerDisabled, LoginBoundService, DiskFloor, MemoryFloor, InodeFloor, ClockSkew, CredentialUnwritable}
+	return []string{LingerDisabled, LoginBoundService, NotAtBoot, DiskFloor, MemoryFloor, InodeFloor, ClockSkew, CredentialUnwritable}
 }
 
 // Probe looks at everything.
@@ -107,9 +108,41 @@ func login(ctx context.Context, h sdk.Host, f sdk.Facts) ([]sdk.Finding, error) 
 			Remedy: "fleet install --scope system",
 		}}, nil
 	case "plain":
-		return killedAtLogout(ctx, h, f)
+		killed, err := killedAtLogout(ctx, h, f)
+		if err != nil {
+			return nil, err
+		}
+		lost, err := lostAtReboot(ctx, h, f)
+		return append(killed, lost...), err
 	}
 	return nil, nil
+}
+
+// lostAtReboot asks whether the plain manager's line stands in the crontab: an
+// @reboot line that runs a script of this data directory.
+func lostAtReboot(ctx context.Context, h sdk.Host, f sdk.Facts) ([]sdk.Finding, error) {
+	r, err := h.Run(ctx, sdk.Command{Argv: []string{"crontab", "-l"}, Limit: sdk.MaxRead})
+	why := "there is no crontab"
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	default:
+		ours := strings.ReplaceAll(path.Join(f.DataDir, "service"), "'", `'\''`) + "/"
+		for line := range strings.Lines(string(r.Stdout)) {
+			if strings.HasPrefix(line, "@reboot ") && strings.Contains(line, ours) {
+				return nil, nil
+			}
+		}
+		if why = "no line of the crontab starts it"; r.Exit != 0 {
+			why = "crontab -l says: " + oneLine(string(r.Stderr))
+		}
+	}
+	return []sdk.Finding{{
+		Code: NotAtBoot, Severity: sdk.SeverityWarn,
+		Detail: "the agent does not come back after a reboot: " + why,
+		Remedy: "give the account a working crontab and a cron daemon, then fleet install again",
+	}}, nil
 }
 
 func lingers(ctx context.Context, h sdk.Host, user string) (bool, error) {

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"io/fs"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
 	"fleet.example/fleet/plugins/catalog/localhost"
+	"fleet.example/fleet/plugins/internal/world"
 	"fleet.example/fleet/plugins/sdk"
 	"fleet.example/fleet/plugins/sdk/conformance"
+	"fleet.example/fleet/plugins/service/plain"
 )
 
 func TestConforms(t *testing.T) { // R30
@@ -39,6 +42,7 @@ func healthy() *machine {
 		fs:    sdk.FSStat{BytesTotal: 1 << 40, BytesFree: 1 << 39, FilesTotal: 1 << 20, FilesFree: 1 << 19},
 		files: map[string]string{
 			"/proc/meminfo": "MemTotal: 8000000 kB\nMemAvailable:    4000000 kB\n", "/var/lib/systemd/linger/dana": "",
+			"-l": "# mine\n@reboot /bin/sh '/d/service/fleet-agent.sh' start # fleet:1234\n", // the crontab
 		},
 	}
 }
@@ -92,6 +96,10 @@ func TestEachTroubleIsItsOwnFinding(t *testing.T) { // R30
 			delete(m.files, "/var/lib/systemd/linger/dana")
 			m.files["/etc/systemd/logind.conf"] = "[Login]\nKillUserProcesses=yes\n"
 		}, LoginBoundService, "block"},
+		"plain, no crontab": {func(m *machine) { m.facts.ServiceManager = "plain"; delete(m.files, "-l") }, NotAtBoot, "warn"},
+		"plain, another's line": {func(m *machine) {
+			m.facts.ServiceManager, m.facts.DataDir = "plain", "/other"
+		}, NotAtBoot, "warn"},
 		"plain, comment": {func(m *machine) {
 			m.facts.ServiceManager = "plain"
 			delete(m.files, "/var/lib/systemd/linger/dana")
@@ -127,6 +135,34 @@ func TestEachTroubleIsItsOwnFinding(t *testing.T) { // R30
 		case v.code != "" && (len(found) != 1 || found[0].Code != v.code || found[0].Severity != v.severity || found[0].Remedy == "" || found[0].Detail == ""):
 			t.Errorf("%s: %+v, want %s %s", name, found, v.code, v.severity)
 		}
+	}
+}
+
+// TestItFindsTheLineThatThePlainManagerWrites holds two plugins together that
+// know nothing of each other.
+func TestItFindsTheLineThatThePlainManagerWrites(t *testing.T) { // R30
+	w := world.New(t, "it's here")
+	w.Bin("crontab", "t=$(dirname \"$0\")/../state/tab\ncase $1 in -l) cat \"$t\" || { echo no crontab for dana >&2; exit 1; } ;; *) cat >\"$t\" ;; esac\n")
+	w.Host.F.Scope, w.Host.F.ServiceManager = sdk.ScopeUser, "plain"
+	codes := func() string {
+		found, err := Probe{}.Probe(t.Context(), w.Host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out string
+		for _, f := range found {
+			out += f.Code + " "
+		}
+		return out
+	}
+	if got := codes(); !strings.Contains(got, NotAtBoot) {
+		t.Errorf("before: %q", got)
+	}
+	if err := (plain.Manager{}).Enable(t.Context(), w.Host, w.Spec()); err != nil {
+		t.Fatal(err)
+	}
+	if got := codes(); strings.Contains(got, NotAtBoot) {
+		t.Errorf("after: %q", got)
 	}
 }
 

@@ -190,8 +190,17 @@ func life(s *suite, m sdk.ServiceManager, env ServiceEnv, found sdk.Detection) {
 			return err
 		})
 	}
+	// A manager may be unable to start the service with the machine, if it says why.
+	enable := func(ctx context.Context) (atBoot bool, err error) {
+		err = m.Enable(ctx, h, spec)
+		if errors.Is(err, sdk.ErrUnsupported) && strings.TrimSpace(err.Error()) != sdk.ErrUnsupported.Error() {
+			return false, nil
+		}
+		return err == nil, err
+	}
 	var r sdk.Rendered
 	var pid int
+	var atBoot bool
 	step("before an install it is absent", func(ctx context.Context) (err error) {
 		if _, err = is(ctx, sdk.StateAbsent); err != nil {
 			return err
@@ -206,22 +215,29 @@ func life(s *suite, m sdk.ServiceManager, env ServiceEnv, found sdk.Detection) {
 		if err := env.Write(r.Files); err != nil {
 			return err
 		}
-		if err := errors.Join(m.Reload(ctx, h, spec), m.Enable(ctx, h, spec)); err != nil {
+		if err := m.Reload(ctx, h, spec); err != nil {
+			return err
+		}
+		var err error
+		if atBoot, err = enable(ctx); err != nil {
 			return err
 		}
 		_ = m.Start(ctx, h, spec) // Status judges
 		st, err := is(ctx, sdk.StateRunning)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if pid = st.PID; pid == 0 {
+		case st.PID == 0:
 			return errors.New("it runs without a process")
+		case st.AtBoot != atBoot:
+			return fmt.Errorf("enable and status do not agree on whether it starts with the machine: status says %t", st.AtBoot)
 		}
+		pid = st.PID
 		return nil
 	})
 	step("starting again changes nothing", func(ctx context.Context) error {
 		_ = m.Start(ctx, h, spec)
-		if err := m.Enable(ctx, h, spec); err != nil {
+		if _, err := enable(ctx); err != nil {
 			return err
 		}
 		st, err := is(ctx, sdk.StateRunning)

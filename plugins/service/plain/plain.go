@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -101,9 +102,8 @@ func (Manager) Render(_ context.Context, _ sdk.Facts, s sdk.Spec) (sdk.Rendered,
 			"A system that ends all processes of an account at logout ends the agent too.",
 		},
 	}
-	if _, err := cronLine(s); err != nil {
-		r.Caveats = append(r.Caveats, "The agent does not come back after a reboot: "+err.Error()+".")
-	} else {
+	if _, err := cronLine(s); err == nil { // else Enable says so
+
 		r.Caveats = append(r.Caveats, "The agent comes back after a reboot only where a cron daemon runs @reboot lines.")
 	}
 	return r, nil
@@ -169,23 +169,17 @@ func absent(ctx context.Context, h sdk.Host, s sdk.Spec) (bool, error) {
 // Reload has nothing to do: the script is read on each use.
 func (Manager) Reload(context.Context, sdk.Host, sdk.Spec) error { return nil }
 
-// Enable adds the @reboot line where there is crontab. Where there is none the
-// caveats and Status say what follows from that.
+// Enable adds the @reboot line. Where that cannot be, the agent serves all the
+// same, only not after a reboot: ErrUnsupported says why.
 func (Manager) Enable(ctx context.Context, h sdk.Host, s sdk.Spec) error {
 	if err := check(s); err != nil {
 		return err
 	}
 	line, err := cronLine(s)
 	if err != nil {
-		return nil //nolint:nilerr // Render's caveats say so
+		return fmt.Errorf("%w: %w", sdk.ErrUnsupported, err)
 	}
-	err = editCrontab(ctx, h, func(lines []string) []string {
-		return append(withoutOurs(lines, s), line)
-	})
-	if errors.Is(err, sdk.ErrUnsupported) {
-		return nil
-	}
-	return err
+	return editCrontab(ctx, h, s, line)
 }
 
 // Start starts the script's supervisor and waits a moment for the agent.
@@ -211,11 +205,23 @@ func (Manager) Restart(ctx context.Context, h sdk.Host, s sdk.Spec) error {
 
 // Disable removes the @reboot line and stops the service.
 func (m Manager) Disable(ctx context.Context, h sdk.Host, s sdk.Spec) error {
-	err := editCrontab(ctx, h, func(lines []string) []string { return withoutOurs(lines, s) })
-	if err != nil && !errors.Is(err, sdk.ErrUnsupported) {
-		return err
+	err := editCrontab(ctx, h, s, "")
+	if errors.Is(err, sdk.ErrUnsupported) {
+		if has, readErr := hasLine(ctx, h, s); readErr == nil && !has {
+			err = nil // a crontab out of order, with nothing of ours
+		}
 	}
-	return m.Stop(ctx, h, s)
+	return errors.Join(err, m.Stop(ctx, h, s))
+}
+
+// hasLine reports whether the @reboot line is there. Without a crontab it is not.
+func hasLine(ctx context.Context, h sdk.Host, s sdk.Spec) (bool, error) {
+	lines, err := readCrontab(ctx, h)
+	if errors.Is(err, sdk.ErrUnsupported) {
+		return false, nil
+	}
+	line, lineErr := cronLine(s)
+	return lineErr == nil && slices.Contains(lines, line), err
 }
 
 // Status asks the script.
@@ -234,11 +240,8 @@ func (Manager) Status(ctx context.Context, h sdk.Host, s sdk.Spec) (sdk.Status, 
 		return st, err
 	}
 	st = parseStatus(string(r.Stdout))
-	if text, err := readCrontab(ctx, h); err == nil {
-		line, lineErr := cronLine(s)
-		for _, l := range text {
-			st.AtBoot = st.AtBoot || lineErr == nil && l == line
-		}
+	if st.AtBoot, err = hasLine(ctx, h, s); err != nil {
+		st.AtBoot = false
 	}
 	return st, nil
 }

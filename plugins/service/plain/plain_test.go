@@ -2,6 +2,7 @@ package plain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -259,11 +260,96 @@ func TestCrontabThatCannotBeReadIsNeverWritten(t *testing.T) {
 	wrote := filepath.Join(w.Dir, "state", "wrote")
 	w.Bin("crontab", "[ \"$1\" = -l ] || touch "+wrote+"\necho 'half a line'\necho 'disk error' >&2\nexit 1\n")
 	ctx := within(t, time.Minute)
-	if err := (Manager{}).Enable(ctx, w.Host, w.Spec()); err != nil {
-		t.Error(err) // it is a caveat, not a failure
+	if err := (Manager{}).Enable(ctx, w.Host, w.Spec()); !errors.Is(err, sdk.ErrUnsupported) || !strings.Contains(err.Error(), "disk error") {
+		t.Error(err)
 	}
 	if _, err := os.Stat(wrote); err == nil {
 		t.Error("it was written")
+	}
+}
+
+// crontabs that cannot be written, with the words of those that people have.
+var unwritable = map[string]string{
+	"no spool":      "echo 'crontabs: No such file or directory' >&2\nexit 1\n",
+	"no permission": "[ \"$1\" = - ] || { cat \"$tab\"; exit; }\necho '/var/spool/cron/: mkstemp: Permission denied' >&2\nexit 1\n",
+	"full disk":     "[ \"$1\" = - ] || { cat \"$tab\"; exit; }\necho 'crontab: crontabs/tmp.x: No space left on device' >&2\nexit 1\n",
+	"not allowed":   "echo 'You (dana) are not allowed to use this program (crontab)' >&2\nexit 1\n",
+	"silent":        "[ \"$1\" = - ] || cat \"$tab\"\n",
+	"absent":        "",
+	// It loses what it was given, and is well again the second time.
+	"torn": "[ \"$1\" = - ] || { cat \"$tab\"; exit; }\n" +
+		"[ -e \"$tab.tore\" ] || { head -c 9 >\"$tab\"; touch \"$tab.tore\"; echo 'No space left on device' >&2; exit 1; }\ncat >\"$tab\"\n",
+}
+
+func TestCrontabThatCannotBeWrittenIsNoReasonNotToRun(t *testing.T) { // R30
+	const others = "# my own\nMAILTO=me\n*/5 * * * * echo 100\\% done\n"
+	for name, body := range unwritable {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "plain")
+			w.Bin("crontab", "tab=$(dirname \"$0\")/../state/crontab\n"+body)
+			if body == "" {
+				if err := os.Remove(filepath.Join(w.Dir, "bin", "crontab")); err != nil {
+					t.Fatal(err)
+				}
+				w.Host.Path = filepath.Join(w.Dir, "bin") + ":" + withoutCrontab(t)
+			}
+			tab := filepath.Join(w.Dir, "state", "crontab")
+			if err := os.WriteFile(tab, []byte(others), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ctx, s := within(t, time.Minute), w.Spec()
+			err := Manager{}.Enable(ctx, w.Host, s)
+			if !errors.Is(err, sdk.ErrUnsupported) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("enable: %v", err)
+			}
+			t.Log(err)
+			if b, _ := os.ReadFile(tab); string(b) != others {
+				t.Errorf("the crontab became %q", b)
+			}
+			if st := start(t, w); st.AtBoot {
+				t.Error("status promises a start at boot")
+			}
+			if err := (Manager{}).Disable(ctx, w.Host, s); err != nil {
+				t.Errorf("disable: %v", err)
+			}
+			if b, _ := os.ReadFile(tab); string(b) != others {
+				t.Errorf("the crontab became %q", b)
+			}
+		})
+	}
+}
+
+// withoutCrontab is a PATH with the system's programs and no crontab.
+func withoutCrontab(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, from := range []string{"/usr/bin", "/bin"} {
+		all, err := os.ReadDir(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range all {
+			if e.Name() != "crontab" {
+				_ = os.Symlink(filepath.Join(from, e.Name()), filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	return dir
+}
+
+func TestLineThatCannotBeTakenAwayIsSaid(t *testing.T) {
+	w := newWorld(t, "plain")
+	ctx, s := within(t, time.Minute), w.Spec()
+	if err := (Manager{}).Enable(ctx, w.Host, s); err != nil {
+		t.Fatal(err)
+	}
+	start(t, w)
+	w.Bin("crontab", "[ \"$1\" != -l ] || exec cat \"$(dirname \"$0\")/../state/crontab\"\necho 'read-only file system' >&2\nexit 1\n")
+	if err := (Manager{}).Disable(ctx, w.Host, s); err == nil || !strings.Contains(err.Error(), "read-only file system") {
+		t.Error(err)
+	}
+	if st := until(t, w, func(s sdk.Status) bool { return s.State == sdk.StateStopped }); !st.AtBoot {
+		t.Error("status says that the line is gone")
 	}
 }
 
