@@ -11,6 +11,7 @@ import (
 
 	"fleet.example/fleet/core/cli"
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 )
@@ -18,8 +19,12 @@ import (
 // front is the data-path commands over this machine's own sockets.
 func (m *machine) front(stdin string, args ...string) (out, errOut string, exit int) {
 	m.t.Helper()
-	app := &command.App{Name: "fleet", Summary: "x", Version: "1", Commands: cli.DataPath(
-		func(context.Context, *command.Call, string) (cli.Target, error) { return target{m}, nil })}
+	app := &command.App{Name: "fleet", Summary: "x", Version: "1", Commands: cli.DataPath(cli.Reach{
+		Find: func(_ context.Context, _ *command.Call, word string) (fanout.Machine, error) {
+			return fanout.Machine{ID: "m_x", Name: word}, nil
+		},
+		Open: func(context.Context, *command.Call, fanout.Machine) (cli.Target, error) { return target{m}, nil },
+	})}
 	var o, e bytes.Buffer
 	exit = app.Main(append([]string{"fleet"}, args...), command.IO{Stdin: strings.NewReader(stdin), Stdout: &o, Stderr: &e,
 		Getenv: func(string) string { return "" }})

@@ -11,6 +11,7 @@ import (
 	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/planeclient"
@@ -52,7 +53,7 @@ func auditList(ctx context.Context, c *command.Call) error {
 		}
 		if word := c.String("machine"); word != "" {
 			if f.Machine = word; !wire.IsMachineID(word) {
-				m, err := one(ctx, p, word, false)
+				m, err := fanout.AtPlane(ctx, p, word, false)
 				if err != nil {
 					return err
 				}

@@ -2,21 +2,19 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"strings"
-	"text/tabwriter"
-	"time"
+	"errors"
 
 	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 )
 
 // Target is one machine that a data-path command reaches. Its row has been
-// matched with the agent's when a Reach returns it (R5).
+// matched with the agent's when it is opened (R5).
 type Target interface {
 	agentclient.Dialer
 	ID() string
@@ -27,9 +25,14 @@ type Target interface {
 	Close() error
 }
 
-// Reach finds the machine that a word of the command line means and opens the
-// way to its agent.
-type Reach func(ctx context.Context, c *command.Call, machine string) (Target, error)
+// Reach is the way to machines.
+type Reach struct {
+	// Find says which machine a word of the command line means.
+	Find fanout.Find
+	// Open opens the way to a machine's agent. One machine's command and each
+	// part of a command on many call it alike.
+	Open func(ctx context.Context, c *command.Call, m fanout.Machine) (Target, error)
+}
 
 // DataPath are the commands that talk to a machine's agent.
 func DataPath(reach Reach) []*command.Command {
@@ -43,111 +46,85 @@ func DataPath(reach Reach) []*command.Command {
 const groupReach = "Reaching machines"
 
 // with reaches the machine named by the first argument and closes what it opened.
-func with(ctx context.Context, c *command.Call, reach Reach, f func(Target, *agentclient.Client) error) error {
-	t, err := reach(ctx, c, c.Arg(0))
+func with(ctx context.Context, c *command.Call, reach Reach, f func(*fanout.One, Target, *agentclient.Client) error) error {
+	m, err := reach.Find(ctx, c, c.Arg(0))
+	if err != nil {
+		return err
+	}
+	return opened(ctx, fanout.Alone(c, m), reach, f)
+}
+
+func opened(ctx context.Context, o *fanout.One, reach Reach, f func(*fanout.One, Target, *agentclient.Client) error) error {
+	t, err := reach.Open(ctx, o.Call, o.Machine)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
 	client := agentclient.New(t)
 	defer client.Close()
-	return f(t, client)
+	return f(o, t, client)
 }
 
-func sessionsCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "sessions", Group: groupReach, Args: "MACHINE", Summary: "list a machine's sessions, running and ended",
-		Min: 1, Max: 1, Flags: append(command.JSONFlags(true),
-			&ufcli.BoolFlag{Name: "watch", Usage: "go on and print what changes"}),
-		Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error { return sessions(ctx, c, a) })
-		}}
-}
+// deed is what a command does to one machine's agent.
+type deed func(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client) (fanout.Outcome, error)
 
-// watchEvery is how often --watch asks.
-const watchEvery = 2 * time.Second
-
-func sessions(ctx context.Context, c *command.Call, a *agentclient.Client) error {
-	list, err := a.Sessions(ctx)
+// onAgents does a deed to the agents of the machines that the call means.
+func onAgents(ctx context.Context, c *command.Call, reach Reach, spec fanout.Spec, do deed) error {
+	sel, err := spec.Parse(c)
 	if err != nil {
 		return err
 	}
-	switch {
-	case c.Bool("watch"):
-		return watchSessions(ctx, c, a, list)
-	case c.Bool("jsonl"):
-		for i := range list.Sessions {
-			list.Sessions[i].Schema = wire.SchemaSession
-			if err := c.Print(list.Sessions[i]); err != nil {
-				return err
-			}
-		}
-		return nil
-	case c.Bool("json"):
-		return c.Print(list)
+	machines, err := sel.Machines(ctx, c, reach.Find)
+	if err != nil {
+		return err
 	}
-	if len(list.Sessions) == 0 {
-		c.Notef("no sessions")
-		return nil
-	}
-	w := tabwriter.NewWriter(c.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "SESSION\tSTATE\tEXIT\tUP\tCLIENTS\tCOMMAND")
-	for _, s := range list.Sessions {
-		fmt.Fprintln(w, sessionLine(s))
-	}
-	return w.Flush()
+	return sel.Each(ctx, c, machines, reached(reach, do), nil)
 }
 
-func sessionLine(s wire.Session) string {
-	exit := "-"
-	if s.Exit != nil {
-		exit = fmt.Sprint(s.Exit.Code)
-		if s.Exit.Signal != "" {
-			exit = "SIG" + s.Exit.Signal
-		}
-	}
-	up := (time.Duration(s.UptimeS) * time.Second).String()
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%s", s.ID, s.State, exit, up, s.Clients, fit(s.Argv0, 28))
-}
-
-// watchSessions prints each session again whenever something of it changed
-// besides the time that it is up.
-func watchSessions(ctx context.Context, c *command.Call, a *agentclient.Client, list *wire.Sessions) error {
-	shown := map[string]string{}
-	for {
-		for _, s := range list.Sessions {
-			still := s
-			still.UptimeS = 0
-			now := fmt.Sprintf("%+v %+v", still, s.Exit)
-			if shown[s.ID] == now {
-				continue
-			}
-			shown[s.ID] = now
-			if c.WantsJSON() {
-				s.Schema = wire.SchemaSession
-				if err := c.Print(s); err != nil {
-					return err
-				}
-			} else if _, err := fmt.Fprintln(c.Stdout, strings.ReplaceAll(sessionLine(s), "\t", "  ")); err != nil {
-				return err
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(watchEvery):
-		}
-		var err error
-		if list, err = a.Sessions(ctx); err != nil {
+// reached opens the way to each machine for its part, and closes it behind it.
+func reached(reach Reach, do deed) fanout.Do {
+	return func(ctx context.Context, o *fanout.One) (what fanout.Outcome, err error) {
+		err = opened(ctx, o, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
+			var err error
+			what, err = do(ctx, o, t, a)
 			return err
-		}
+		})
+		return what, err
 	}
+}
+
+// endless refuses what goes on for ever on more machines than are worked on at
+// once: the others would never have their turn.
+func endless(c *command.Call, what string, machines []fanout.Machine) error {
+	if n := c.Int("parallel"); !c.Bool("dry-run") && len(machines) > n {
+		return fault.Usagef("%s goes on for ever, and %d machines are selected but %d worked on at once", what, len(machines), n).
+			WithHint("--parallel %d", len(machines))
+	}
+	return nil
+}
+
+// agentDeed is a command that changes a machine's agent and shows its state.
+func agentDeed(reach Reach, cmd command.Command, does string, do func(context.Context, *fanout.One, Target, *agentclient.Client) (*wire.AgentStatus, error)) *command.Command {
+	spec := fanout.Spec{Does: does, Linked: true}
+	cmd.Group, cmd.Args, cmd.Max = groupReach, "MACHINE", 1
+	cmd.Flags = append(append(command.JSONFlags(true), cmd.Flags...), spec.Flags()...)
+	cmd.Run = func(ctx context.Context, c *command.Call) error {
+		return onAgents(ctx, c, reach, spec, func(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client) (fanout.Outcome, error) {
+			s, err := do(ctx, o, t, a)
+			if err != nil {
+				return fanout.Outcome{}, err
+			}
+			return fanout.Outcome{Document: s, Words: stateWords(s)}, nil
+		})
+	}
+	return &cmd
 }
 
 func killCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "kill", Group: groupReach, Args: "MACHINE SESSION", Summary: "send a signal to a session", Min: 2, Max: 2,
 		Flags: append(command.JSONFlags(false), &ufcli.StringFlag{Name: "signal", Aliases: []string{"s"}, Value: "TERM", Usage: "which `SIGNAL`, as TERM or KILL"}),
 		Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(_ Target, a *agentclient.Client) error {
+			return with(ctx, c, reach, func(_ *fanout.One, _ Target, a *agentclient.Client) error {
 				s, err := a.Signal(ctx, c.Arg(1), c.String("signal"))
 				if err != nil {
 					return err
@@ -161,26 +138,41 @@ func killCommand(reach Reach) *command.Command {
 }
 
 func agentLogsCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "logs", Group: groupReach, Args: "MACHINE", Summary: "show the agent's own log", Min: 1, Max: 1,
-		Flags: []ufcli.Flag{
+	spec := fanout.Spec{Does: "show its log", Linked: true, Streams: true}
+	return &command.Command{Name: "logs", Group: groupReach, Args: "MACHINE", Summary: "show the agent's own log", Max: 1,
+		Help: "On many machines each line begins with the machine's name. Under --jsonl a line is an object with data, " +
+			"or data_b64 where it is no UTF-8, and each machine's result follows its last line.",
+		Flags: append([]ufcli.Flag{
 			&ufcli.BoolFlag{Name: "f", Aliases: []string{"follow"}, Usage: "go on with what comes"},
 			&ufcli.IntFlag{Name: "n", Aliases: []string{"lines"}, Value: 100, Usage: "begin with the last `N` lines"},
-		},
+			&ufcli.BoolFlag{Name: "jsonl", Usage: "print JSON Lines"},
+		}, spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
 			if c.Int("n") < 0 {
 				return fault.Usagef("-n takes a number of lines")
 			}
-			return with(ctx, c, reach, func(_ Target, a *agentclient.Client) error {
-				return a.Logs(ctx, c.Int("n"), c.Bool("f"), c.Stdout)
-			})
+			sel, err := spec.Parse(c)
+			if err != nil {
+				return err
+			}
+			machines, err := sel.Machines(ctx, c, reach.Find)
+			if err == nil && sel.Many() && c.Bool("f") {
+				err = endless(c, "logs -f", machines)
+			}
+			if err != nil {
+				return err
+			}
+			return sel.Each(ctx, c, machines, reached(reach, func(ctx context.Context, o *fanout.One, _ Target, a *agentclient.Client) (fanout.Outcome, error) {
+				return fanout.Outcome{Printed: true}, a.Logs(ctx, c.Int("n"), c.Bool("f"), o.Out)
+			}), nil)
 		}}
 }
 
-// printStatus shows an agent's state after a deed.
-func printStatus(c *command.Call, t Target, s *wire.AgentStatus) error {
-	if c.WantsJSON() {
-		return c.Print(s)
+// remoteExit makes an outcome of a remote command's exit code.
+func remoteExit(err error) (fanout.Outcome, error) {
+	var exit *command.Exit
+	if errors.As(err, &exit) {
+		return fanout.Outcome{Exit: exit.Status, Printed: true}, nil
 	}
-	c.Notef("%s: %s", t.Name(), s.State)
-	return nil
+	return fanout.Outcome{Printed: true}, err
 }

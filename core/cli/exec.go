@@ -17,63 +17,101 @@ import (
 
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/frame"
 	"fleet.example/fleet/core/wire"
 )
 
 func execCommand(reach Reach) *command.Command {
+	spec := fanout.Spec{Does: "run the command", Linked: true, Streams: true, FailureExit: fault.ExecFailure}
 	return &command.Command{Name: "exec", Group: groupReach, Args: "MACHINE -- CMD…", Summary: "run a command on a machine",
-		Help: "The words of CMD reach the program exactly as they are; no shell reads them. Standard input is\n" +
-			"/dev/null without -i. The exit code is the command's, 128 plus the number of the signal that ended\n" +
-			"it, or 255 when fleet itself could not do its part. The command goes on when the connection is lost.",
-		Min: 1, Max: 1, Rest: command.RestRequired, FailureExit: fault.ExecFailure,
-		Flags: append(command.JSONFlags(false),
+		Help: `The words of CMD reach the program exactly as they are; no shell reads them.
+Standard input is /dev/null without -i. The exit code is the command's, 128 plus
+the number of the signal that ended it, or 255 when fleet itself could not do its
+part. The command goes on when the connection is lost.
+
+On many machines each line of output begins with the machine's name, and the
+exit code is 3 when some failed. An interrupt goes to the command on every
+machine, and no further machine begins; a second one leaves the commands running.
+
+With --jsonl, output comes as {"machine","name","stream","data"}, with data_b64
+instead of data where it is no UTF-8, and each machine's result follows its
+output, with the command's exit code.`,
+		Max: 1, Rest: command.RestRequired, FailureExit: fault.ExecFailure,
+		Flags: append(append(command.JSONFlags(true),
 			&ufcli.BoolFlag{Name: "t", Usage: "give it a terminal (and the input that goes with it)"},
 			&ufcli.BoolFlag{Name: "i", Usage: "pass standard input on"},
 			&ufcli.StringFlag{Name: "w", Aliases: []string{"workspace"}, Usage: "run in `WORKSPACE`"},
 			&ufcli.StringSliceFlag{Name: "env", Usage: "set `K=V` in its environment"},
 			&ufcli.StringFlag{Name: "env-file", Usage: "take its environment from `FILE`, - for standard input"},
 			&ufcli.BoolFlag{Name: "detach", Usage: "do not wait; print the session's id"},
-		),
+		), spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
+			sel, err := spec.Parse(c)
+			if err != nil {
+				return err
+			}
+			if err := checkExec(c, sel.Many()); err != nil {
+				return err
+			}
 			req, err := execRequest(c)
 			if err != nil {
 				return err
 			}
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				if c.Bool("detach") {
-					s, err := a.Create(ctx, *req)
-					if err != nil {
-						return err
-					}
-					if c.WantsJSON() {
-						return c.Print(s)
-					}
-					fmt.Fprintln(c.Stdout, s.ID)
-					return nil
-				}
-				return attached(ctx, c, t, req.Stdin, req.PTY != nil, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
-					if req.PTY != nil {
-						req.PTY.Rows, req.PTY.Cols = at.Size.Rows, at.Size.Cols
-					}
-					_, exit, err := a.Run(ctx, *req, at)
-					return exit, err
-				})
-			})
+			machines, err := sel.Machines(ctx, c, reach.Find)
+			if err != nil {
+				return err
+			}
+			return sel.Each(ctx, c, machines, reached(reach, func(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client) (fanout.Outcome, error) {
+				return execOn(ctx, o, t, a, *req)
+			}), nil)
 		}}
+}
+
+// checkExec refuses what makes no sense together.
+func checkExec(c *command.Call, many bool) error {
+	switch {
+	case c.Bool("t") && c.Bool("detach"):
+		return fault.Usagef("-t needs somebody at the terminal; it does not go with --detach")
+	case c.Bool("i") && c.Bool("detach"):
+		return fault.Usagef("-i does not go with --detach")
+	case many && c.Bool("t"):
+		return fault.Usagef("-t is for one machine: many cannot share a terminal")
+	case many && c.Bool("i"):
+		return fault.Usagef("-i is for one machine: many cannot share one standard input")
+	case c.Bool("t") && c.Bool("jsonl"):
+		return fault.Usagef("-t and --jsonl do not go together")
+	case many && c.Bool("json") && !c.Bool("detach"):
+		return fault.Usagef("output makes no one document").WithHint("--jsonl prints it as it comes, and the results")
+	}
+	return nil
+}
+
+func execOn(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client, req wire.SessionRequest) (fanout.Outcome, error) {
+	if !o.Bool("detach") {
+		return remoteExit(attached(ctx, o, t, req.Stdin, req.PTY != nil, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+			if req.PTY != nil {
+				req.PTY.Rows, req.PTY.Cols = at.Size.Rows, at.Size.Cols
+			}
+			_, exit, err := a.Run(ctx, req, at)
+			return exit, err
+		}))
+	}
+	s, err := a.Create(ctx, req)
+	if err != nil {
+		return fanout.Outcome{}, err
+	}
+	return fanout.Outcome{Document: s, Words: s.ID, Show: func(c *command.Call) error {
+		_, err := fmt.Fprintln(c.Stdout, s.ID)
+		return err
+	}}, nil
 }
 
 func execRequest(c *command.Call) (*wire.SessionRequest, error) {
 	req := &wire.SessionRequest{Argv: c.Rest, Workspace: c.String("w"), Stdin: c.Bool("i") || c.Bool("t"), Env: map[string]string{}}
 	if c.Bool("t") {
-		if c.Bool("detach") {
-			return nil, fault.Usagef("-t needs somebody at the terminal; it does not go with --detach")
-		}
 		req.PTY = &wire.PTY{Term: c.Getenv("TERM")}
-	}
-	if c.Bool("detach") && c.Bool("i") {
-		return nil, fault.Usagef("-i does not go with --detach")
 	}
 	if f := c.String("env-file"); f != "" {
 		if f == "-" && req.Stdin {
@@ -132,8 +170,8 @@ func shellCommand(reach Reach) *command.Command {
 		Help: "Enter ~ . leaves the shell running and ends the connection; fleet attach comes back to it.",
 		Min:  1, Max: 1, FailureExit: fault.ExecFailure,
 		Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				return attached(ctx, c, t, true, true, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
+				return attached(ctx, o, t, true, true, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 					_, exit, err := a.Run(ctx, wire.SessionRequest{Shell: true, PTY: &wire.PTY{Term: c.Getenv("TERM"), Rows: at.Size.Rows, Cols: at.Size.Cols}}, at)
 					return exit, err
 				})
@@ -150,14 +188,14 @@ func attachCommand(reach Reach) *command.Command {
 			&ufcli.BoolFlag{Name: "i", Usage: "pass standard input on"},
 		},
 		Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
+			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
 				s, err := a.Session(ctx, c.Arg(1))
 				if err != nil {
 					return err
 				}
 				running := s.State == wire.SessionRunning
 				input := running && (c.Bool("i") || command.IsTerminal(c.Stdin))
-				return attached(ctx, c, t, input, running && s.PTY, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+				return attached(ctx, o, t, input, running && s.PTY, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 					exit, _, err := a.Attach(ctx, s.ID, c.Int64("from"), at)
 					return exit, err
 				})
@@ -168,12 +206,16 @@ func attachCommand(reach Reach) *command.Command {
 // attached connects this process's streams with a session and turns its end
 // into an exit code. The first interrupt goes to the command; a second one
 // ends the waiting, not the command.
-func attached(ctx context.Context, c *command.Call, t Target, input, pty bool, run func(context.Context, agentclient.Attachment) (*frame.ExitStatus, error)) error {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+func attached(parent context.Context, o *fanout.One, t Target, input, pty bool, run func(context.Context, agentclient.Attachment) (*frame.ExitStatus, error)) error {
+	c := o.Call
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
 	forward, stop := signals(cancel)
 	defer stop()
-	at := agentclient.Attachment{Stdout: c.Stdout, Stderr: c.Stderr, Signals: forward,
+	if err := parent.Err(); err != nil {
+		return err // the interrupt came before there was a command to pass it on to
+	}
+	at := agentclient.Attachment{Stdout: o.Out, Stderr: o.Err, Signals: forward,
 		Notice: func(text string) { c.Notef("fleet: %s: %s", t.Name(), text) },
 		Lost:   func(from, to int64) { c.Notef("fleet: %d bytes of output are no longer kept", to-from) }}
 	if input {

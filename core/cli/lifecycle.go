@@ -2,67 +2,52 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 )
 
 func stopCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "stop", Group: groupReach, Args: "MACHINE", Summary: "stop a machine's agent, until an explicit start", Min: 1, Max: 1,
-		Help:  "The machine says that it stopped, and stays stopped through reboot, login, install and update.\nRunning sessions go on.",
-		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				s, err := a.Stop(ctx, wire.ReasonPerson)
-				if unreachable(err) {
-					s, err = t.Control(ctx, "stop") // leaves the latch where no agent runs
-				}
-				if err != nil {
-					return err
-				}
-				return printStatus(c, t, s)
-			})
-		}}
+	return agentDeed(reach, command.Command{Name: "stop", Summary: "stop a machine's agent, until an explicit start",
+		Help: "The machine says that it stopped, and stays stopped through reboot, login, install and update. Running sessions go on."},
+		"stop", func(ctx context.Context, _ *fanout.One, t Target, a *agentclient.Client) (*wire.AgentStatus, error) {
+			s, err := a.Stop(ctx, wire.ReasonPerson)
+			if unreachable(err) {
+				return t.Control(ctx, "stop") // leaves the latch where no agent runs
+			}
+			return s, err
+		})
 }
 
 func startCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "start", Group: groupReach, Args: "MACHINE", Summary: "start a machine's agent after a stop", Min: 1, Max: 1,
-		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				s, err := t.Control(ctx, "start")
-				if err != nil {
-					return err
-				}
-				return printStatus(c, t, s)
-			})
-		}}
+	return agentDeed(reach, command.Command{Name: "start", Summary: "start a machine's agent after a stop"},
+		"start", func(ctx context.Context, _ *fanout.One, t Target, _ *agentclient.Client) (*wire.AgentStatus, error) {
+			return t.Control(ctx, "start")
+		})
 }
 
 // restartWait bounds how long a restarted agent is waited for.
 const restartWait = 30 * time.Second
 
 func restartCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "restart", Group: groupReach, Args: "MACHINE", Summary: "restart a machine's agent; sessions go on", Min: 1, Max: 1,
-		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				before, err := a.Restart(ctx)
-				if unreachable(err) {
-					return fault.New(fault.Unreachable, "agent_down", "the agent of %s does not run: %w", t.Name(), err).WithHint("fleet start %s", t.Name())
-				}
-				if err != nil {
-					return err
-				}
-				s, err := awaitRestart(ctx, a, before)
-				if err != nil {
-					return err
-				}
-				return printStatus(c, t, s)
-			})
-		}}
+	return agentDeed(reach, command.Command{Name: "restart", Summary: "restart a machine's agent; sessions go on"},
+		"restart", func(ctx context.Context, _ *fanout.One, t Target, a *agentclient.Client) (*wire.AgentStatus, error) {
+			before, err := a.Restart(ctx)
+			if unreachable(err) {
+				return nil, fault.New(fault.Unreachable, "agent_down", "the agent of %s does not run: %w", t.Name(), err).WithHint("fleet start %s", t.Name())
+			}
+			if err != nil {
+				return nil, err
+			}
+			return awaitRestart(ctx, a, before)
+		})
 }
 
 // awaitRestart waits until another run of the agent answers.
@@ -90,26 +75,33 @@ func unreachable(err error) bool {
 }
 
 func drainCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "drain", Group: groupReach, Args: "MACHINE", Summary: "let a machine take no new work", Min: 1, Max: 1,
+	cmd := agentDeed(reach, command.Command{Name: "drain", Summary: "let a machine take no new work",
 		Help: "What runs goes on. With --wait it returns when nothing runs any more, or with exit code 8 when the time is over.",
-		Flags: append(command.JSONFlags(false), &ufcli.BoolFlag{Name: "wait", Usage: "return when no session runs"},
-			command.DurationFlag("timeout", "wait at most so `LONG`", 0)),
-		Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				s, err := a.Drain(ctx)
-				if err == nil && c.Bool("wait") {
-					s, err = awaitIdle(ctx, a, c.Span("timeout"))
-				}
-				if err != nil {
-					return err
-				}
-				if c.WantsJSON() {
-					return c.Print(s)
-				}
-				c.Notef("%s: draining, %d sessions run", t.Name(), s.Sessions)
-				return nil
-			})
-		}}
+		Flags: []ufcli.Flag{&ufcli.BoolFlag{Name: "wait", Usage: "return when no session runs"},
+			command.DurationFlag("timeout", "wait at most so `LONG`, for each machine", 0)}},
+		"drain", func(ctx context.Context, o *fanout.One, _ Target, a *agentclient.Client) (*wire.AgentStatus, error) {
+			s, err := a.Drain(ctx)
+			if err == nil && o.Bool("wait") {
+				return awaitIdle(ctx, a, o.Span("timeout"))
+			}
+			return s, err
+		})
+	run := cmd.Run
+	cmd.Run = func(ctx context.Context, c *command.Call) error {
+		if c.IsSet("timeout") && !c.Bool("wait") {
+			return fault.Usagef("--timeout goes with --wait")
+		}
+		return run(ctx, c)
+	}
+	return cmd
+}
+
+// stateWords say how an agent is after a deed.
+func stateWords(s *wire.AgentStatus) string {
+	if s.Draining {
+		return fmt.Sprintf("draining, %d sessions run", s.Sessions)
+	}
+	return s.State
 }
 
 func awaitIdle(ctx context.Context, a *agentclient.Client, limit time.Duration) (*wire.AgentStatus, error) {
@@ -141,14 +133,8 @@ func awaitIdle(ctx context.Context, a *agentclient.Client, limit time.Duration) 
 }
 
 func undrainCommand(reach Reach) *command.Command {
-	return &command.Command{Name: "undrain", Group: groupReach, Args: "MACHINE", Summary: "let a machine take work again", Min: 1, Max: 1,
-		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
-			return with(ctx, c, reach, func(t Target, a *agentclient.Client) error {
-				s, err := a.Undrain(ctx)
-				if err != nil {
-					return err
-				}
-				return printStatus(c, t, s)
-			})
-		}}
+	return agentDeed(reach, command.Command{Name: "undrain", Summary: "let a machine take work again"},
+		"undrain", func(ctx context.Context, _ *fanout.One, _ Target, a *agentclient.Client) (*wire.AgentStatus, error) {
+			return a.Undrain(ctx)
+		})
 }

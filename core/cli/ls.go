@@ -11,6 +11,7 @@ import (
 	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/wire"
@@ -21,10 +22,10 @@ func lsCommand() *command.Command {
 		Help: `Three columns, never one word: PRESENCE is how long ago the machine was last heard,
 LIFECYCLE what it last said and whether it kept checking, READINESS what its
 probes found.`,
-		Flags: append(append(command.JSONFlags(true), selectFlags()...),
+		Flags: append(append(command.JSONFlags(true), fanout.SelectFlags()...),
 			&ufcli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "go on; with --jsonl print each machine that changes"}),
 		Run: func(ctx context.Context, c *command.Call) error {
-			f, err := filterOf(c)
+			f, err := fanout.Filter(c)
 			if err != nil {
 				return err
 			}

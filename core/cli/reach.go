@@ -6,32 +6,24 @@ import (
 	"net"
 
 	"fleet.example/fleet/core/command"
-	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/secret"
-	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
 
-// reachThroughHost finds the link that MACHINE means and starts a fleet-host
-// that reaches it. A machine that has no link, but that the plane knows, is
-// told apart from one that nobody knows.
-func reachThroughHost(ctx context.Context, c *command.Call, machine string) (Target, error) {
+// overLinks reaches machines over the links that are kept here.
+var overLinks = Reach{Find: fanout.Linked, Open: openLink}
+
+// openLink starts a fleet-host that reaches the machine over its link.
+func openLink(ctx context.Context, c *command.Call, m fanout.Machine) (Target, error) {
+	if m.Link == nil {
+		return nil, fanout.NoDestination(m, m.Label())
+	}
 	p, err := operator.Known(c)
 	if err != nil {
 		return nil, err
-	}
-	links, err := p.Links()
-	if err != nil {
-		return nil, err
-	}
-	l, found, err := state.FindLink(links, machine)
-	if err != nil {
-		return nil, err
-	}
-	if !found {
-		return nil, noDestination(ctx, c, machine)
 	}
 	program, err := mux.Executable()
 	if err != nil {
@@ -45,36 +37,22 @@ func reachThroughHost(ctx context.Context, c *command.Call, machine string) (Tar
 	if err != nil {
 		return nil, err
 	}
-	return &linked{host: host, link: l, stderr: c.Stderr,
+	l := m.Link
+	return &linked{host: host, m: m, stderr: c.Stderr,
 		hello: mux.Hello{Host: l.Host, SSHArgs: l.SSHArgs, Plane: p.URL(), Machine: l.Machine, DataDir: l.DataDir, Runtime: l.Runtime}}, nil
-}
-
-func noDestination(ctx context.Context, c *command.Call, machine string) error {
-	name := machine
-	if _, client, err := operator.Plane(c); err == nil {
-		defer client.Close()
-		found, err := client.Machines(ctx, wire.MachineFilter{Match: machine})
-		if err == nil && len(found.Machines) == 0 {
-			return fault.New(fault.NotFound, wire.CodeNotFound, "no machine %q", machine)
-		}
-		if err == nil && len(found.Machines) == 1 {
-			name = found.Machines[0].Name
-		}
-	}
-	return fault.New(fault.NotFound, "no_destination", "no SSH destination is known for %s", name).WithHint("fleet host link %s HOST", machine)
 }
 
 // linked is a machine reached over its link.
 type linked struct {
 	host   *mux.Private
-	link   state.Link
+	m      fanout.Machine
 	hello  mux.Hello
 	stderr io.Writer
 	warned bool
 }
 
-func (t *linked) ID() string   { return t.link.Machine }
-func (t *linked) Name() string { return t.link.Name }
+func (t *linked) ID() string   { return t.m.ID }
+func (t *linked) Name() string { return t.m.Name }
 
 func (t *linked) Dial(ctx context.Context) (net.Conn, error) {
 	h := t.hello

@@ -3,13 +3,9 @@ package hostcli
 import (
 	"context"
 	"fmt"
-	"sync"
-
-	"github.com/urfave/cli/v2"
-	"golang.org/x/sync/errgroup"
 
 	"fleet.example/fleet/core/command"
-	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/state"
@@ -22,23 +18,41 @@ type deed func(in *install.Env, ctx context.Context, l state.Link) (*wire.Instal
 func updateCommand(b Build) *command.Command {
 	return onMachines(b, "update", "bring machines to the artifact that this fleet has", `The former version stays on the machine for fleet rollback. A machine whose
 sessions run is left alone and reported as deferred. If the new version does not
-check in, the former one comes back by itself.`, true, (*install.Env).Update)
+check in, the former one comes back by itself.`, fanout.Spec{Does: "update"}, (*install.Env).Update)
 }
 
 func rollbackCommand(b Build) *command.Command {
-	return onMachines(b, "rollback", "bring machines back to the version before the last update", "", true, (*install.Env).Rollback)
+	return onMachines(b, "rollback", "bring machines back to the version before the last update", "", fanout.Spec{Does: "roll back"}, (*install.Env).Rollback)
 }
 
 func uninstallCommand(b Build) *command.Command {
 	return onMachines(b, "uninstall", "stop and remove the agent, its service and files, and delete the machine",
-		"The machine is named by its id or its exact name.", false, (*install.Env).Uninstall)
+		"A machine is named by its id or its exact name; --all and selectors need --yes.",
+		fanout.Spec{Does: "uninstall", Destructive: true}, (*install.Env).Uninstall)
 }
 
-func onMachines(b Build, name, summary, help string, prefix bool, do deed) *command.Command {
+// onMachines is a command that does a deed to linked machines.
+func onMachines(b Build, name, summary, help string, spec fanout.Spec, do deed) *command.Command {
+	spec.Several, spec.Linked = true, true
+	find := fanout.Linked
+	if spec.Destructive {
+		find = fanout.LinkedExactly
+	}
 	return &command.Command{
-		Name: name, Group: "Machines", Args: "MACHINE…", Summary: summary, Help: help, Min: 1, Max: -1,
-		Flags: append(command.JSONFlags(true), &cli.IntFlag{Name: "parallel", Usage: "how many at once", Value: 16}),
+		Name: name, Group: "Machines", Args: "MACHINE…", Summary: summary, Help: help, Max: -1,
+		Flags: append(command.JSONFlags(true), spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
+			sel, err := spec.Parse(c)
+			if err != nil {
+				return err
+			}
+			machines, err := sel.Machines(ctx, c, find)
+			if err != nil {
+				return err
+			}
+			if c.Bool("dry-run") {
+				return sel.Each(ctx, c, machines, nil, nil)
+			}
 			e, err := newEnv(b, c)
 			if err != nil {
 				return err
@@ -47,104 +61,37 @@ func onMachines(b Build, name, summary, help string, prefix bool, do deed) *comm
 			if err != nil {
 				return err
 			}
-			links, err := e.linksOf(p, c.Args, prefix)
-			if err != nil {
-				return err
-			}
+			defer client.Close()
 			in, err := e.installer(p, client)
 			if err != nil {
 				return err
 			}
-			if len(links) == 1 {
-				return e.doOne(ctx, in, links[0], name, do)
-			}
-			return e.doMany(ctx, in, links, do)
+			return sel.Each(ctx, c, machines, func(ctx context.Context, o *fanout.One) (fanout.Outcome, error) {
+				if o.Link == nil {
+					return fanout.Outcome{}, fanout.NoDestination(o.Machine, o.Label())
+				}
+				one := *in
+				if !sel.Many() {
+					show := newProgress(c)
+					defer show.done()
+					one.Report, one.Notice = show.step, show.notice
+				}
+				doc, err := do(&one, ctx, *o.Link)
+				return fanout.Outcome{Document: doc, Words: doneWords(name, doc), Show: func(c *command.Call) error {
+					_, err := fmt.Fprintf(c.Stdout, "%s  %s  %s done\n", o.ID, command.Clean(o.Name), name)
+					return err
+				}}, err
+			}, nil)
 		},
 	}
 }
 
-// linksOf finds the links of the machines that were named.
-func (e *env) linksOf(p *state.Plane, names []string, prefix bool) ([]state.Link, error) {
-	all, err := p.Links()
-	if err != nil {
-		return nil, err
+// doneWords tells an update that had nothing to do from one that did.
+func doneWords(name string, doc *wire.Install) string {
+	if n := len(doc.Steps); n > 0 && doc.Steps[n-1].Status == wire.StepSkipped && doc.Steps[n-1].Detail != "" {
+		return doc.Steps[n-1].Detail
 	}
-	var out []state.Link
-	for _, n := range names {
-		l, found, err := state.FindLink(all, n)
-		if err != nil {
-			return nil, err
-		}
-		if !found || !prefix && l.Machine != n && l.Name != n {
-			return nil, fault.New(fault.NotFound, "no_destination", "no SSH destination is known for %q", n).WithHint("fleet host link %s HOST", n)
-		}
-		out = append(out, l)
-	}
-	return out, nil
-}
-
-func (e *env) doOne(ctx context.Context, in *install.Env, l state.Link, name string, do deed) error {
-	show := newProgress(e.call)
-	in.Report, in.Notice = show.step, show.notice
-	doc, err := do(in, ctx, l)
-	show.done()
-	if e.call.WantsJSON() {
-		if perr := e.call.Print(doc); perr != nil {
-			return perr
-		}
-		return err
-	}
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(e.call.Stdout, "%s  %s  %s done\n", l.Machine, l.Name, name)
-	return nil
-}
-
-func (e *env) doMany(ctx context.Context, in *install.Env, links []state.Link, do deed) error {
-	var mu sync.Mutex
-	var group errgroup.Group
-	group.SetLimit(max(e.call.Int("parallel"), 1))
-	sum := wire.Summary{Schema: wire.SchemaSummary}
-	lines := lineWriter{w: e.call.Stdout}
-	for _, l := range links {
-		group.Go(func() error {
-			one := *in
-			_, err := do(&one, ctx, l)
-			res := wire.Result{Machine: l.Machine, Name: l.Name, OK: err == nil}
-			if err != nil {
-				f := fault.Of(err)
-				res.Exit = f.Exit
-				res.Error = &wire.CLIErrorDetail{Code: f.Code, Message: f.Msg, Hint: f.Hint, Exit: f.Exit}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if sum.OK++; err != nil {
-				sum.OK, sum.Failed = sum.OK-1, sum.Failed+1
-			}
-			if e.call.WantsJSON() {
-				return lines.print(res)
-			}
-			if err != nil {
-				e.call.Notef("%s: %s", l.Name, err)
-				return nil
-			}
-			_, werr := fmt.Fprintf(e.call.Stdout, "%s  %s  done\n", l.Machine, l.Name)
-			return werr
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	if e.call.WantsJSON() {
-		if err := lines.print(sum); err != nil {
-			return err
-		}
-	}
-	if sum.Failed > 0 {
-		return &command.Exit{Status: fault.Partial}
-	}
-	return nil
+	return name + " done"
 }
 
 func linkCommand(b Build) *command.Command {
@@ -166,14 +113,11 @@ pinned host key, and the row that the plane has for the agent there.`,
 			if err != nil {
 				return err
 			}
-			found, err := client.Machines(ctx, wire.MachineFilter{Match: c.Arg(0)})
+			m, err := fanout.AtPlane(ctx, client, c.Arg(0), false)
 			if err != nil {
 				return err
 			}
-			if len(found.Machines) != 1 {
-				return fault.New(fault.NotFound, wire.CodeNotFound, "%q names %d machines", c.Arg(0), len(found.Machines))
-			}
-			l, err := in.Link(ctx, found.Machines[0].ID, c.Arg(1), e.sshFlags())
+			l, err := in.Link(ctx, m.ID, c.Arg(1), e.sshFlags())
 			if err != nil {
 				return err
 			}

@@ -69,6 +69,9 @@ type Private struct {
 	once   sync.Once
 }
 
+// waitDelay bounds how long its standard error is read after it ended.
+const waitDelay = time.Second
+
 // startTimeout bounds how long fleet-host may take to listen.
 const startTimeout = 10 * time.Second
 
@@ -88,6 +91,9 @@ func Start(ctx context.Context, program string, args []string, stderr io.Writer)
 	// A Ctrl-C at the terminal is for the command; it decides what becomes of
 	// the connection.
 	detach(cmd)
+	// What it started may hold its standard error a little longer; that is no
+	// reason to wait for ever.
+	cmd.WaitDelay = waitDelay
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("cannot start %s: %w", program, err)
 	}

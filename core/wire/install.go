@@ -69,20 +69,3 @@ type Test struct {
 	Pinned  bool     `json:"pinned"`
 	Steps   []Step   `json:"steps"`
 }
-
-// Summary is the last line of many results.
-type Summary struct {
-	Schema string `json:"schema"`
-	OK     int    `json:"ok"`
-	Failed int    `json:"failed"`
-}
-
-// Result is one machine's line among many.
-type Result struct {
-	Machine string          `json:"machine"`
-	Name    string          `json:"name"`
-	OK      bool            `json:"ok"`
-	Exit    int             `json:"exit"`
-	Error   *CLIErrorDetail `json:"error"`
-	Status  string          `json:"status,omitempty"`
-}

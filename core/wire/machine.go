@@ -10,6 +10,7 @@ const (
 	SchemaInstall    = "fleet.install/v1"
 	SchemaTest       = "fleet.test/v1"
 	SchemaSummary    = "fleet.summary/v1"
+	SchemaResults    = "fleet.results/v1"
 	SchemaPlane      = "fleet.plane/v1"
 	SchemaCredential = "fleet.credential/v1"
 	SchemaWhoami     = "fleet.whoami/v1"

@@ -1,0 +1,278 @@
+package fanout
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	ufcli "github.com/urfave/cli/v2"
+
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/operator"
+	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
+)
+
+// SelectFlags select machines by what the plane knows of them.
+func SelectFlags() []ufcli.Flag {
+	return []ufcli.Flag{
+		&ufcli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "labels, as `K=V,K2!=V2`"},
+		&ufcli.StringFlag{Name: "presence", Usage: "`STATE`: present, absent or never"},
+		&ufcli.StringFlag{Name: "lifecycle", Usage: "`STATE`: running, stopped, unknown or never"},
+		&ufcli.StringFlag{Name: "blocker", Usage: "`CODE` of a blocker"},
+		&ufcli.StringFlag{Name: "agent-version", Usage: "`VERSION` that the agent says it is"},
+	}
+}
+
+// Filter reads SelectFlags and checks what can be checked here.
+func Filter(c *command.Call) (wire.MachineFilter, error) {
+	var f wire.MachineFilter
+	for _, one := range []struct {
+		flag    string
+		value   *string
+		allowed []string
+	}{
+		{"selector", &f.Selector, nil},
+		{"presence", &f.Presence, []string{wire.Present, wire.Absent, wire.Never}},
+		{"lifecycle", &f.Lifecycle, []string{wire.LifecycleRunning, wire.LifecycleStopped, wire.LifecycleUnknown, wire.LifecycleNever}},
+		{"blocker", &f.Blocker, nil},
+		{"agent-version", &f.AgentVersion, nil},
+	} {
+		*one.value = c.String(one.flag)
+		switch {
+		case !c.IsSet(one.flag):
+		case one.allowed != nil && !slices.Contains(one.allowed, *one.value):
+			return f, fault.Usagef("--%s is one of %s, not %q", one.flag, strings.Join(one.allowed, ", "), *one.value)
+		case *one.value == "":
+			// An empty variable in a script must not come to mean every machine.
+			return f, fault.Usagef("--%s is empty", one.flag).WithHint("--all selects every machine")
+		}
+	}
+	return f, nil
+}
+
+// Selection is what a call says of machines.
+type Selection struct {
+	// Rest are the arguments that name no machine, with Spec.Trailing.
+	Rest []string
+
+	spec   Spec
+	filter wire.MachineFilter
+	words  []string
+	all    bool
+}
+
+// Many reports whether there are results rather than one machine's answer:
+// whenever a selector selects, whatever it finds, and for several words.
+func (s *Selection) Many() bool { return s.bySelector() || len(s.words) > 1 }
+
+func (s *Selection) bySelector() bool { return s.all || s.filter != (wire.MachineFilter{}) }
+
+// Selector is the label selector that the call gives.
+func (s *Selection) Selector() string { return s.filter.Selector }
+
+// Parse reads what the call says of machines. Nothing is asked yet.
+func (s Spec) Parse(c *command.Call) (*Selection, error) {
+	f, err := Filter(c)
+	if err != nil {
+		return nil, err
+	}
+	sel := &Selection{spec: s, filter: f, all: c.Bool("all"), words: c.Args}
+	switch {
+	case sel.all && f != (wire.MachineFilter{}):
+		return nil, fault.Usagef("--all and a selector do not go together")
+	case !sel.bySelector() && len(c.Args) == 0:
+		return nil, fault.Usagef("a MACHINE is missing, or what selects machines").WithHint("usage: %s", c.Usage)
+	case s.Trailing && sel.bySelector():
+		sel.words, sel.Rest = nil, c.Args
+	case s.Trailing:
+		sel.words, sel.Rest = c.Args[:1], c.Args[1:]
+	case sel.bySelector() && len(c.Args) > 0:
+		return nil, fault.Usagef("name machines or select them, not both")
+	}
+	if !s.Cheap && c.Int("parallel") < 1 || c.Int("max-failed") < 0 {
+		return nil, fault.Usagef("--parallel takes a number from 1, --max-failed one from 0")
+	}
+	if s.Destructive && sel.bySelector() && !c.Bool("yes") && !c.Bool("dry-run") {
+		return nil, fault.Usagef("what is selected needs --yes: this cannot be undone").WithHint("--dry-run names the machines")
+	}
+	if !s.Several && !sel.bySelector() {
+		for _, name := range []string{"parallel", "max-failed"} {
+			if c.Given(name) {
+				return nil, fault.Usagef("--%s is for many machines, and one is named", name)
+			}
+		}
+	}
+	return sel, nil
+}
+
+// Find says which machine a word means.
+type Find func(ctx context.Context, c *command.Call, word string) (Machine, error)
+
+// Machines finds the machines, each once, by name and then id. A word that
+// means none is an error, and then nothing is done to the others. A selector
+// that selects none is not.
+func (s *Selection) Machines(ctx context.Context, c *command.Call, find Find) ([]Machine, error) {
+	var out []Machine
+	if s.bySelector() {
+		p, client, err := operator.Plane(c)
+		if err != nil {
+			return nil, err
+		}
+		defer client.Close()
+		list, err := client.Machines(ctx, s.filter)
+		if err != nil {
+			return nil, err
+		}
+		if out, err = withLinks(p, list.Machines); err != nil {
+			return nil, err
+		}
+	}
+	for _, word := range s.words {
+		m, err := find(ctx, c, word)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	slices.SortStableFunc(out, func(a, b Machine) int {
+		if n := strings.Compare(a.Name, b.Name); n != 0 {
+			return n
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	// One id may have been found under two names: its link's and the plane's.
+	seen := map[string]bool{}
+	return slices.DeleteFunc(out, func(m Machine) bool {
+		was := seen[m.ID]
+		seen[m.ID] = true
+		return was
+	}), nil
+}
+
+func withLinks(p *state.Plane, rows []wire.Machine) ([]Machine, error) {
+	links, err := p.Links()
+	if err != nil {
+		return nil, err
+	}
+	by := make(map[string]*state.Link, len(links))
+	for i := range links {
+		by[links[i].Machine] = &links[i]
+	}
+	out := make([]Machine, len(rows))
+	for i, m := range rows {
+		out[i] = Machine{ID: m.ID, Name: m.Name, Link: by[m.ID]}
+	}
+	return out, nil
+}
+
+// Linked finds a machine among the links, then asks the plane.
+func Linked(ctx context.Context, c *command.Call, word string) (Machine, error) {
+	return linked(ctx, c, word, false)
+}
+
+// LinkedExactly is Linked without prefixes, for what cannot be undone.
+func LinkedExactly(ctx context.Context, c *command.Call, word string) (Machine, error) {
+	return linked(ctx, c, word, true)
+}
+
+func linked(ctx context.Context, c *command.Call, word string, exact bool) (Machine, error) {
+	p, err := operator.Known(c)
+	if err != nil {
+		return Machine{}, err
+	}
+	links, err := p.Links()
+	if err != nil {
+		return Machine{}, err
+	}
+	if exact {
+		links = slices.DeleteFunc(links, func(l state.Link) bool { return l.Machine != word && l.Name != word })
+	}
+	l, found, err := state.FindLink(links, word)
+	if err != nil {
+		return Machine{}, err
+	}
+	if found && (!exact || l.Machine == word) {
+		return Machine{ID: l.Machine, Name: l.Name, Link: &l}, nil
+	}
+	// The plane tells a machine without a link from one that nobody knows. If
+	// it does not answer, the link is what is missing in any case; but what
+	// cannot be undone is not done on a name that only the link vouches for.
+	_, client, err := operator.Plane(c)
+	if err != nil {
+		if found {
+			return Machine{}, err
+		}
+		return Machine{}, NoDestination(Machine{Name: word}, word)
+	}
+	defer client.Close()
+	m, err := AtPlane(ctx, client, word, exact)
+	switch f := fault.Of(err); {
+	case found && err == nil && m.ID != l.Machine:
+		// A link keeps the last name that it knew. What cannot be undone does
+		// not choose between that and what the name means by now.
+		return Machine{}, fault.New(fault.Usage, "ambiguous", "%q is %s at the plane, and the link here that knew this name is of %s", word, m.ID, l.Machine).
+			WithHint("give the id")
+	case found && (err == nil || f.Exit == fault.NotFound):
+		return Machine{ID: l.Machine, Name: l.Name, Link: &l}, nil
+	case found:
+		return Machine{}, err
+	case err == nil:
+		return withLink(p, m)
+	case ctx.Err() != nil:
+		return Machine{}, ctx.Err()
+	case f.Exit == fault.NotFound || f.Exit == fault.Usage:
+		return Machine{}, err
+	}
+	return Machine{}, NoDestination(Machine{Name: word}, word)
+}
+
+// withLink is for a machine that has another name by now than its link knows.
+func withLink(p *state.Plane, m wire.Machine) (Machine, error) {
+	out, err := withLinks(p, []wire.Machine{m})
+	if err != nil {
+		return Machine{}, err
+	}
+	return out[0], nil
+}
+
+// AtPlane finds the machine that a word means at the plane: an exact id, an
+// exact name, then a unique prefix. exact leaves prefixes out, for what cannot
+// be undone.
+func AtPlane(ctx context.Context, p *planeclient.Client, word string, exact bool) (wire.Machine, error) {
+	var none wire.Machine
+	if wire.IsMachineID(word) {
+		return p.Machine(ctx, word)
+	}
+	if err := wire.CheckName(word); err != nil {
+		return none, fault.Usagef("%q is neither a machine's id nor a name: %s", command.Clean(word), err)
+	}
+	found, err := p.Machines(ctx, wire.MachineFilter{Match: word})
+	if err != nil {
+		return none, err
+	}
+	var fit []wire.Machine
+	for _, m := range found.Machines {
+		if !exact || m.ID == word || m.Name == word {
+			fit = append(fit, m)
+		}
+	}
+	switch len(fit) {
+	case 1:
+		return fit[0], nil
+	case 0:
+		err := fault.New(fault.NotFound, wire.CodeNotFound, "no machine %q", word)
+		if len(found.Machines) > 0 {
+			err = err.WithHint("what cannot be undone takes no prefix; give the exact name or the id")
+		}
+		return none, err
+	}
+	names := make([]string, 0, len(fit))
+	for _, m := range fit {
+		names = append(names, fmt.Sprintf("%s (%s)", command.Clean(m.Name), m.ID))
+	}
+	return none, fault.New(fault.Usage, "ambiguous", "%q means %d machines: %s", word, len(fit), strings.Join(names, ", "))
+}

@@ -1,0 +1,58 @@
+package wire
+
+// Summary is the last line of many results.
+type Summary struct {
+	Schema   string `json:"schema"`
+	OK       int    `json:"ok"`
+	Failed   int    `json:"failed"`
+	NotBegun int    `json:"not_begun,omitempty"` // left out by --max-failed or an interrupt
+}
+
+// Statuses of a Result, where it has one.
+const (
+	StatusDryRun   = "dry_run"   // it would be done
+	StatusNotBegun = "not_begun" // left out by --max-failed or an interrupt; counts as neither
+)
+
+// Result is one machine's line among many.
+type Result struct {
+	Machine string `json:"machine"`
+	Name    string `json:"name"`
+	OK      bool   `json:"ok"`
+	// Exit is the remote command's own where there is one, else what the
+	// command would exit with for this machine alone.
+	Exit int `json:"exit"`
+	// Error is null, too, when only the remote command failed.
+	Error  *CLIErrorDetail `json:"error"`
+	Status string          `json:"status,omitempty"`
+	// Document is what the command prints under --json for one machine.
+	Document any `json:"document,omitempty"`
+}
+
+// Results is fleet.results/v1: many results as one document, by name and then
+// id.
+type Results struct {
+	Schema   string   `json:"schema"`
+	Results  []Result `json:"results"`
+	OK       int      `json:"ok"`
+	Failed   int      `json:"failed"`
+	NotBegun int      `json:"not_begun,omitempty"`
+}
+
+// Streams of an Output.
+const (
+	StreamStdout = "stdout"
+	StreamStderr = "stderr"
+)
+
+// Output is a piece of what a machine wrote, as a JSON Line: a line with its
+// line break, or a part of one that is long. The pieces of a stream put
+// together are its bytes. Data holds them where they are UTF-8, else DataB64
+// does, in base64; never both.
+type Output struct {
+	Machine string `json:"machine"`
+	Name    string `json:"name"`
+	Stream  string `json:"stream"`
+	Data    string `json:"data,omitempty"`
+	DataB64 []byte `json:"data_b64,omitempty"`
+}
