@@ -44,6 +44,7 @@ type server struct {
 	sink    *audit.Sink
 	started time.Time
 	conns   atomic.Int64
+	guard   *guard
 
 	public  *http.Server
 	admin   *http.Server
@@ -136,13 +137,9 @@ func (s *server) listen() error {
 	o := s.opts
 	errorLog := log.New(addrfree.Writer{W: httpLog{o.Log}}, "", 0)
 	idle := max(2*time.Minute, 2*o.Policy.Interval+30*time.Second)
-	s.public = &http.Server{
-		Handler: s.api.Handler(),
-		// One deadline for headers and body: a second one would be set anew
-		// at every check.
-		ReadTimeout:    20 * time.Second,
-		WriteTimeout:   time.Minute,
-		IdleTimeout:    idle,
+	s.guard = newGuard(limits{first: 20 * time.Second, active: 80 * time.Second, idle: idle})
+	s.public = &http.Server{ // its time-outs are the guard's
+		Handler:        s.api.Handler(),
 		MaxHeaderBytes: maxHeaders,
 		ErrorLog:       errorLog,
 		ConnState:      s.count,
@@ -162,7 +159,7 @@ func (s *server) listen() error {
 	if err != nil {
 		return fmt.Errorf("cannot listen: %w", err)
 	}
-	s.listeners = append(s.listeners, l)
+	s.listeners = append(s.listeners, s.guard.listen(l))
 
 	s.admin = &http.Server{Handler: admin.Handler(s), ReadHeaderTimeout: 10 * time.Second, ErrorLog: errorLog, MaxHeaderBytes: maxHeaders}
 	a, err := admin.Listen(o.Dir, datadir.FileSocket)
@@ -197,8 +194,9 @@ func (h httpLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// count follows how many connections are open.
-func (s *server) count(_ net.Conn, st http.ConnState) {
+// count follows how many connections are open and what they do.
+func (s *server) count(c net.Conn, st http.ConnState) {
+	s.guard.changed(c, st)
 	switch st {
 	case http.StateNew:
 		s.conns.Add(1)
@@ -216,6 +214,7 @@ func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
 	if s.metrics != nil {
 		s.serve(func() error { return s.metrics.Serve(s.listeners[2]) })
 	}
+	s.wg.Go(func() { s.guard.run(work) })
 	if s.sink != nil {
 		s.wg.Go(func() { s.sink.Run(work, auditSource{s.store}) })
 	}

@@ -1,0 +1,137 @@
+package planed
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// guard ends connections that stay in one state for too long: a handshake or
+// first request that does not come, a request that is sent or an answer that is
+// taken too slowly, a kept connection that asks for nothing. net/http's own
+// time-outs would set four deadlines for every check, each a timer of the
+// runtime, together about a twentieth of what a check costs. Here a change of
+// state stores the number of the round that it happened in, and a round over all
+// connections runs every few seconds, so that a limit is kept to within two of
+// them, whatever the clocks do.
+//
+// net/http reports a connection as active when a request's headers have been
+// read, so that slow headers fall under limits.idle, or under limits.first
+// before the first request.
+type guard struct {
+	limits limits
+	rounds atomic.Int64
+	mu     sync.Mutex
+	conns  map[*guarded]struct{}
+}
+
+// limits say how long a connection may stay in a state.
+type limits struct {
+	first  time.Duration // from accept to the end of the first request's headers, the handshake included
+	active time.Duration // from there until the answer has been written
+	idle   time.Duration // between an answer and the end of the next request's headers
+}
+
+const guardEvery = 5 * time.Second
+
+func newGuard(l limits) *guard {
+	return &guard{limits: l, conns: map[*guarded]struct{}{}}
+}
+
+// guarded is one connection and since when it is in its state.
+type guarded struct {
+	net.Conn
+	g     *guard
+	state atomic.Int32 // a http.ConnState
+	since atomic.Int64 // the round it entered the state in
+}
+
+// listen has the guard look after what l accepts.
+func (g *guard) listen(l net.Listener) net.Listener { return guardListener{l, g} }
+
+type guardListener struct {
+	net.Listener
+	g *guard
+}
+
+func (l guardListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	d := &guarded{Conn: c, g: l.g}
+	d.enter(http.StateNew)
+	l.g.mu.Lock()
+	l.g.conns[d] = struct{}{}
+	l.g.mu.Unlock()
+	return d, nil
+}
+
+// Close may be called any number of times.
+func (d *guarded) Close() error {
+	d.g.mu.Lock()
+	delete(d.g.conns, d)
+	d.g.mu.Unlock()
+	return d.Conn.Close()
+}
+
+func (d *guarded) enter(st http.ConnState) {
+	d.state.Store(int32(st))
+	d.since.Store(d.g.rounds.Load())
+}
+
+// changed is told of every change of state, as http.Server.ConnState says.
+func (g *guard) changed(c net.Conn, st http.ConnState) {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	if d, ok := c.(*guarded); ok {
+		d.enter(st)
+	}
+}
+
+// run looks after the connections until ctx ends.
+func (g *guard) run(ctx context.Context) {
+	t := time.NewTicker(guardEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			g.round()
+		}
+	}
+}
+
+// round closes what is over its limit.
+func (g *guard) round() {
+	n := g.rounds.Add(1)
+	var over []*guarded
+	g.mu.Lock()
+	for d := range g.conns {
+		// One round less is certain to have passed in whole.
+		if time.Duration(n-d.since.Load()-1)*guardEvery >= g.limits.of(http.ConnState(d.state.Load())) {
+			over = append(over, d)
+		}
+	}
+	g.mu.Unlock()
+	for _, d := range over {
+		d.Close()
+	}
+}
+
+func (l limits) of(st http.ConnState) time.Duration {
+	switch st {
+	case http.StateNew:
+		return l.first
+	case http.StateIdle:
+		return l.idle
+	default:
+		return l.active
+	}
+}
