@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"fleet.example/fleet/core/fault"
 )
@@ -57,9 +58,7 @@ func resolver(home string) Resolver {
 }
 
 func TestResolveMeansWhatSSHMeans(t *testing.T) {
-	if _, err := exec.LookPath("ssh"); err != nil {
-		t.Skip("no ssh program in PATH")
-	}
+	needSSH(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config")
 	if err := os.WriteFile(file, []byte(`
@@ -85,13 +84,13 @@ Host jumpy
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, home, _ := currentUser()
+	_, home := account()
 	want := &Config{Alias: "prod", HostName: "10.9.8.7", User: "deploy", Port: 2200,
 		IdentityFiles: []string{home + "/.ssh/deploy_10.9.8.7", "/keys/two"}, IdentityFileSet: true, IdentitiesOnly: true,
-		HostKeyAlias: "prod-key", HostKeyAlgorithms: []string{"ssh-ed25519"}, KnownHosts: []string{home + "/kh", "/x/kh2"},
-		AddressFamily: "any", ConnectTimeout: 7e9}
-	c.Values = nil
-	if d := cmp.Diff(want, c); d != "" {
+		IdentityAgentSet: true, HostKeyAlias: "prod-key", HostKeyAlgorithms: []string{"ssh-ed25519"},
+		UserKnownHostsFiles: []string{home + "/kh", "/x/kh2"}, AddressFamily: "any", TCPKeepAlive: true,
+		ConnectTimeout: 7 * time.Second, ServerAliveCountMax: 3, RequiredRSASize: c.RequiredRSASize}
+	if d := cmp.Diff(want, c, cmpopts.IgnoreUnexported(Config{})); d != "" {
 		t.Error(d)
 	}
 	if c.HostKeyName() != "prod-key" || c.String() != "deploy@10.9.8.7:2200" {
@@ -126,7 +125,7 @@ func TestWithoutSSHPlainDestinationsWork(t *testing.T) {
 }
 
 func TestFlagsRoundTrip(t *testing.T) {
-	f := Flags{ConfigFile: "c", Identities: []string{"a", "b"}, Jump: "j", Port: 5, Options: []string{"X=y"}}
+	f := Flags{ConfigFile: "c", Identities: []string{"a", "b"}, Jump: "j", Port: 5, User: "u", Options: []string{"X=y"}}
 	back, err := FlagsOf(f.Args())
 	if err != nil || cmp.Diff(f, back) != "" {
 		t.Fatal(back, err)

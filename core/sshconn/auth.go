@@ -167,7 +167,7 @@ func pick(held []ssh.Signer, pub ssh.PublicKey) ssh.Signer {
 // withCertificates puts a certificate signer before each key that has one,
 // from CertificateFile or FILE-cert.pub.
 func (a *auth) withCertificates(keys []ssh.Signer) []ssh.Signer {
-	files := a.config.CertificateFile
+	files := a.config.CertificateFiles
 	for _, f := range a.config.IdentityFiles {
 		files = append(files[:len(files):len(files)], f+"-cert.pub")
 	}

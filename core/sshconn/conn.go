@@ -92,7 +92,7 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	if p.Anew {
 		pins = nil
 	}
-	known := hostkey.Known(p.Config.KnownHosts, c.Place.Name, "")
+	known := hostkey.Known(p.Config.KnownHosts(), c.Place.Name, "")
 	var keyErr error
 	conf := &ssh.ClientConfig{
 		User:              p.Config.User,

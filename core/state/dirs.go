@@ -65,6 +65,15 @@ func (d Dirs) State() (string, error) {
 	return d.private(filepath.Join(h, "fleet"))
 }
 
+// Cache is the directory of what can be made again.
+func (d Dirs) Cache() (string, error) {
+	h, err := d.xdg("XDG_CACHE_HOME", ".cache")
+	if err != nil {
+		return "", err
+	}
+	return d.private(filepath.Join(h, "fleet"))
+}
+
 // Runtime is the directory for sockets: $XDG_RUNTIME_DIR/fleet, else below
 // /run/user/UID if that is ours, else /tmp/fleet-UID.
 func (d Dirs) Runtime() (string, error) {

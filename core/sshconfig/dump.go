@@ -1,0 +1,100 @@
+package sshconfig
+
+import "strings"
+
+// Line is one line of what `ssh -G` prints: a keyword in lower case and its
+// value. Keywords that may stand in a configuration more than once have a line
+// for each value.
+type Line struct{ Keyword, Value string }
+
+// dump is what `ssh -G` printed.
+type dump struct {
+	lines  []Line
+	values map[string][]string
+}
+
+func parseDump(out string) dump {
+	d := dump{values: map[string][]string{}}
+	for line := range strings.Lines(out) {
+		keyword, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if keyword == "" {
+			continue
+		}
+		keyword = strings.ToLower(keyword)
+		d.lines = append(d.lines, Line{keyword, value})
+		d.values[keyword] = append(d.values[keyword], value)
+	}
+	return d
+}
+
+// without returns the dump less some keywords.
+func (d dump) without(keywords ...string) dump {
+	out := dump{values: map[string][]string{}}
+	for _, l := range d.lines {
+		if !contains(keywords, l.Keyword) {
+			out.lines = append(out.lines, l)
+			out.values[l.Keyword] = append(out.values[l.Keyword], l.Value)
+		}
+	}
+	return out
+}
+
+func (d dump) all(keyword string) []string { return d.values[keyword] }
+
+// one is the value of a keyword that stands there once, or "".
+func (d dump) one(keyword string) string {
+	if v := d.values[keyword]; len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// set is the value of a keyword for which ssh takes "none" as nothing.
+func (d dump) set(keyword string) string {
+	if v := d.one(keyword); !isNone(v) {
+		return v
+	}
+	return ""
+}
+
+// yes reports whether a flag is on, in any of ssh's spellings.
+func (d dump) yes(keyword string) bool {
+	v := strings.ToLower(d.one(keyword))
+	return v == "yes" || v == "true"
+}
+
+func isNone(s string) bool { return strings.EqualFold(s, "none") }
+
+// splitFiles takes apart a value that lists files on one line. ssh -G prints
+// them with single spaces between and quotes nothing, so a name with a space
+// looks like two. A piece belongs to the name before it unless it starts as a
+// whole name does. Lists of relative names, where nothing tells, are split at
+// every space.
+func splitFiles(value string) []string {
+	pieces := strings.Split(value, " ")
+	if !startsFile(pieces[0]) {
+		return strings.Fields(value)
+	}
+	var out []string
+	for _, p := range pieces {
+		if len(out) > 0 && !startsFile(p) {
+			out[len(out)-1] += " " + p
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func startsFile(s string) bool {
+	return isNone(s) || s != "" && strings.ContainsRune("/~%", rune(s[0])) || strings.HasPrefix(s, "${")
+}
+
+func contains(list []string, s string) bool {
+	for _, l := range list {
+		if l == s {
+			return true
+		}
+	}
+	return false
+}
