@@ -24,7 +24,7 @@ import (
 )
 
 func execCommand(reach Reach) *command.Command {
-	spec := fanout.Spec{Does: "run the command", Linked: true, Streams: true, FailureExit: fault.ExecFailure}
+	spec := fanout.Spec{Does: "run the command", Linked: true, FailureExit: fault.ExecFailure}
 	return &command.Command{Name: "exec", Group: groupReach, Args: "MACHINE -- CMD…", Summary: "run a command on a machine",
 		Help: `The words of CMD reach the program exactly as they are; no shell reads them.
 Standard input is /dev/null without -i. The exit code is the command's, 128 plus
@@ -48,6 +48,8 @@ output, with the command's exit code.`,
 			&ufcli.BoolFlag{Name: "detach", Usage: "do not wait; print the session's id"},
 		), spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
+			spec := spec
+			spec.Streams = !c.Bool("detach")
 			sel, err := spec.Parse(c)
 			if err != nil {
 				return err
