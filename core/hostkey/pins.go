@@ -239,6 +239,17 @@ var certOf = map[string]string{
 	ssh.KeyAlgoRSASHA512: ssh.CertAlgoRSASHA512v01, ssh.KeyAlgoRSASHA256: ssh.CertAlgoRSASHA256v01,
 }
 
+// Certified are the algorithms of certificates over keys of the algorithms given.
+func Certified(algorithms []string) []string {
+	var out []string
+	for _, a := range algorithms {
+		if c := certOf[a]; c != "" {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 // CheckFingerprint reports whether want has the form SHA256:… that ssh-keygen
 // -l prints.
 func CheckFingerprint(want string) error {

@@ -7,12 +7,12 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 
+	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/sshconfig"
 )
 
@@ -90,9 +90,23 @@ func (a *auth) signers() ([]ssh.Signer, error) {
 	if !a.config.IdentityFileSet {
 		addFiles()
 	}
-	out = a.withCertificates(out)
+	out = a.acceptable(a.withCertificates(out))
 	a.offered = len(out)
 	return out, nil
+}
+
+// acceptable leaves out what the configuration does not let be offered.
+func (a *auth) acceptable(keys []ssh.Signer) []ssh.Signer {
+	var out []ssh.Signer
+	for _, k := range keys {
+		s, why := acceptable(k, a.config)
+		if s == nil {
+			a.notef("the key %s is not offered: %s", hostkey.Describe(k.PublicKey()), why)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
 }
 
 func (a *auth) held() ([]ssh.Signer, error) {
@@ -106,7 +120,8 @@ func (a *auth) held() ([]ssh.Signer, error) {
 }
 
 // file is the signer for an identity file: the agent's where it holds the
-// key, else the key itself.
+// key, else the key itself. The file may be the public half alone, which says
+// which of the agent's keys is meant.
 func (a *auth) file(path string, held []ssh.Signer) ssh.Signer {
 	pub := readPublic(path)
 	if pub != nil {
@@ -119,6 +134,10 @@ func (a *auth) file(path string, held []ssh.Signer) ssh.Signer {
 		if !errors.Is(err, fs.ErrNotExist) || a.config.IdentityFileSet {
 			a.notef("cannot read the key %s: %v", path, err)
 		}
+		return nil
+	}
+	if pub != nil && parsePublic(b) != nil {
+		a.notef("%s is a public key whose private half the ssh-agent does not hold", path)
 		return nil
 	}
 	if st, err := os.Stat(path); err == nil && st.Mode().Perm()&0o077 != 0 {
@@ -143,11 +162,20 @@ func (a *auth) file(path string, held []ssh.Signer) ssh.Signer {
 	return nil
 }
 
+// readPublic reads a public key or certificate from the file itself, or from
+// the one beside it that ends in .pub.
 func readPublic(path string) ssh.PublicKey {
-	b, err := os.ReadFile(path + ".pub")
-	if err != nil {
-		return nil
+	for _, name := range []string{path, path + ".pub"} {
+		if b, err := os.ReadFile(name); err == nil {
+			if pub := parsePublic(b); pub != nil {
+				return pub
+			}
+		}
 	}
+	return nil
+}
+
+func parsePublic(b []byte) ssh.PublicKey {
 	pub, _, _, _, err := ssh.ParseAuthorizedKey(b)
 	if err != nil {
 		return nil
@@ -165,15 +193,17 @@ func pick(held []ssh.Signer, pub ssh.PublicKey) ssh.Signer {
 }
 
 // withCertificates puts a certificate signer before each key that has one,
-// from CertificateFile or FILE-cert.pub.
+// from CertificateFile or, where none is configured, from FILE-cert.pub.
 func (a *auth) withCertificates(keys []ssh.Signer) []ssh.Signer {
 	files := a.config.CertificateFiles
-	for _, f := range a.config.IdentityFiles {
-		files = append(files[:len(files):len(files)], f+"-cert.pub")
+	if len(files) == 0 {
+		for _, f := range a.config.IdentityFiles {
+			files = append(files, f+"-cert")
+		}
 	}
 	var out []ssh.Signer
 	for _, f := range files {
-		pub := readPublic(strings.TrimSuffix(f, ".pub"))
+		pub := readPublic(f)
 		cert, ok := pub.(*ssh.Certificate)
 		if !ok {
 			continue

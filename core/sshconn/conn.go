@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,6 +70,7 @@ type Conn struct {
 	pins      *hostkey.Store
 	notef     func(string, ...any)
 	confirmed atomic.Bool
+	keyed     chan struct{} // closed when keys were exchanged
 	closed    chan struct{}
 	closing   sync.Once
 	wg        sync.WaitGroup
@@ -80,7 +82,7 @@ type Conn struct {
 // Dial connects, authenticates and compares the host key with the pins. A key
 // that is not pinned yet is not an error here: see Pinned and Confirm.
 func Dial(ctx context.Context, p Params) (*Conn, error) {
-	c := &Conn{Config: p.Config, pins: p.Pins, notef: p.Notef, closed: make(chan struct{}),
+	c := &Conn{Config: p.Config, pins: p.Pins, notef: p.Notef, keyed: make(chan struct{}), closed: make(chan struct{}),
 		Place: hostkey.Place{Name: p.Config.HostKeyName()}}
 	if c.notef == nil {
 		c.notef = func(string, ...any) {}
@@ -94,21 +96,25 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	}
 	known := hostkey.Known(p.Config.KnownHosts(), c.Place.Name, "")
 	var keyErr error
+	var keyed sync.Once // keys are exchanged again later
 	conf := &ssh.ClientConfig{
-		User:              p.Config.User,
-		HostKeyAlgorithms: hostkey.Algorithms(pins),
+		User: p.Config.User,
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
+			keyed.Do(func() { close(c.keyed) })
 			c.Key = key
-			if c.Evidence, keyErr = hostkey.Weigh(known, c.Place.Name, key, time.Now()); keyErr != nil {
+			if keyErr = checkHostKey(p.Config, key); keyErr != nil {
 				return keyErr
 			}
-			c.Pinned, keyErr = hostkey.Check(c.Place, pins, key)
+			c.Pinned, c.Evidence, keyErr = c.judge(pins, known, key)
 			return keyErr
 		},
 		ClientVersion: "SSH-2.0-fleet",
 	}
-	if len(pins) == 0 {
-		conf.HostKeyAlgorithms = hostkey.Offer(p.Config.HostKeyAlgorithms, known)
+	if err := byKey(p.Config); err != nil {
+		return nil, err
+	}
+	if err := honour(conf, p.Config, pins, known); err != nil {
+		return nil, err
 	}
 	auth, err := newAuth(p.Config, c.notef)
 	if err != nil {
@@ -139,6 +145,19 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	return c, nil
 }
 
+// judge compares a key with the pins and collects what known_hosts says of it.
+func (c *Conn) judge(pins []hostkey.Pin, known []hostkey.Line, key ssh.PublicKey) (bool, []hostkey.Evidence, error) {
+	evidence, err := hostkey.Weigh(known, c.Place.Name, key, time.Now())
+	if err != nil {
+		return false, nil, err
+	}
+	if !signedAsAllowed(c.Config, key) {
+		evidence = slices.DeleteFunc(evidence, func(e hostkey.Evidence) bool { return e.Kind == hostkey.EvidenceAuthority })
+	}
+	pinned, err := hostkey.Check(c.Place, pins, key)
+	return pinned, evidence, err
+}
+
 func unreachable(c *sshconfig.Config, err error) error {
 	if f := new(fault.Error); errors.As(err, &f) {
 		return err
@@ -159,20 +178,32 @@ func (c *Conn) handshake(ctx context.Context, raw net.Conn, conf *ssh.ClientConf
 		r.conn, r.chans, r.reqs, r.err = ssh.NewClientConn(raw, net.JoinHostPort(c.Config.HostName, strconv.Itoa(c.Config.Port)), conf)
 		done <- r
 	}()
-	timer := time.NewTimer(handshakeTimeout)
+	// ConnectTimeout counts until keys are exchanged, as it does for ssh. Who
+	// logs in after that may have to touch a key.
+	limit := handshakeTimeout
+	if t := c.Config.ConnectTimeout; t > 0 {
+		limit = t
+	}
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
+	keyed := c.keyed
 	var why error
-	select {
-	case r := <-done:
-		if r.err != nil {
-			return c.explain(r.err, auth)
+	for why == nil {
+		select {
+		case r := <-done:
+			if r.err != nil {
+				return c.explain(r.err, auth)
+			}
+			c.client = ssh.NewClient(r.conn, r.chans, r.reqs)
+			return nil
+		case <-keyed:
+			keyed, limit = nil, handshakeTimeout
+			timer.Reset(limit)
+		case <-ctx.Done():
+			why = context.Cause(ctx)
+		case <-timer.C:
+			why = fmt.Errorf("no SSH handshake in %s", limit)
 		}
-		c.client = ssh.NewClient(r.conn, r.chans, r.reqs)
-		return nil
-	case <-ctx.Done():
-		why = context.Cause(ctx)
-	case <-timer.C:
-		why = fmt.Errorf("no SSH handshake in %s", handshakeTimeout)
 	}
 	raw.Close()
 	<-done
@@ -203,7 +234,8 @@ func (c *Conn) explain(err error, auth *auth) error {
 // keepalive asks the host for a sign of life, and closes the connection if
 // none comes in time. One question is under way at most.
 func (c *Conn) keepalive() {
-	tick := time.NewTicker(keepaliveEvery)
+	every, patience := heartbeat(c.Config)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
@@ -216,7 +248,7 @@ func (c *Conn) keepalive() {
 			_, _, err := c.client.SendRequest("keepalive@openssh.com", true, nil)
 			answered <- err
 		}()
-		timer := time.NewTimer(keepaliveTimeout)
+		timer := time.NewTimer(patience)
 		select {
 		case err := <-answered:
 			timer.Stop()
@@ -224,7 +256,7 @@ func (c *Conn) keepalive() {
 				continue
 			}
 		case <-timer.C:
-			c.notef("no sign of life from %s in %s, closing the connection", c.Config, keepaliveTimeout)
+			c.notef("no sign of life from %s in %s, closing the connection", c.Config, patience)
 		case <-c.closed:
 		}
 		timer.Stop()
