@@ -28,7 +28,7 @@ and that fleet does not connect by is named on standard error.`,
 }
 
 func sshConfig(ctx context.Context, c *command.Call) error {
-	flags := settings.SSH(c)
+	flags := settings.SSHAsGiven(c)
 	flags.User = c.String("l")
 	conf, err := settings.Resolver(c.Getenv).Inspect(ctx, strings.TrimSpace(c.Arg(0)), flags)
 	if err != nil {

@@ -29,12 +29,29 @@ func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, a
 	if err != nil {
 		return nil, err
 	}
+	e.sayConfigured(conf)
 	for keyword, value := range map[string]string{"ProxyJump": conf.ProxyJump, "ProxyCommand": conf.ProxyCommand} {
 		if value != "" {
 			return nil, fault.New(fault.Failure, "unsupported", "%s is reached through %s %s, which this version of fleet does not support: only direct connections", host, keyword, value)
 		}
 	}
 	return sshconn.Dial(ctx, sshconn.Params{Config: conf, Dial: e.Dial, Pins: e.Pins, Anew: anew, Notef: e.Notef})
+}
+
+// sayConfigured says under -v how the configuration came about, and what in it
+// nothing here connects by.
+func (e *Env) sayConfigured(conf *sshconfig.Config) {
+	for _, w := range conf.Warnings() {
+		e.Notef("ssh: %s", w)
+	}
+	e.Notef("%s is %s (%s)", conf.Alias, conf, conf.Origin())
+	if lines := conf.NotHonoured(); len(lines) > 0 {
+		words := make([]string, len(lines))
+		for i, l := range lines {
+			words[i] = strings.TrimSpace(l.Keyword + " " + l.Value)
+		}
+		e.Notef("not honoured of its configuration: %s", strings.Join(words, "; "))
+	}
 }
 
 func (r *run) connect(ctx context.Context) (bool, string, error) {

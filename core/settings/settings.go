@@ -93,7 +93,11 @@ func SSHFlags() []cli.Flag {
 	}
 }
 
-// SSH reads SSHFlags.
-func SSH(c *command.Call) sshconfig.Flags {
+// SSH reads SSHFlags. Files are named absolutely: a link that is recorded is
+// used from elsewhere, by processes with another working directory.
+func SSH(c *command.Call) sshconfig.Flags { return SSHAsGiven(c).Absolute() }
+
+// SSHAsGiven reads SSHFlags and leaves names as they are.
+func SSHAsGiven(c *command.Call) sshconfig.Flags {
 	return sshconfig.Flags{ConfigFile: c.String("F"), Identities: c.StringSlice("i"), Jump: c.String("J"), Port: c.Int("p"), Options: c.StringSlice("o")}
 }

@@ -74,25 +74,25 @@ func FlagsOf(args []string) (Flags, error) {
 }
 
 // Absolute returns the flags with their files named in a way that does not
-// depend on the working directory, for a record that is used from elsewhere.
-// Names that ssh expands by itself stay as they are.
-func (f Flags) Absolute() (Flags, error) {
-	var err error
-	if f.ConfigFile != "" && !strings.EqualFold(f.ConfigFile, "none") {
-		if f.ConfigFile, err = filepath.Abs(f.ConfigFile); err != nil {
-			return f, fmt.Errorf("cannot record %s: %w", f.ConfigFile, err)
+// depend on the working directory. Names that ssh expands by itself stay as
+// they are, and so do all where there is no working directory.
+func (f Flags) Absolute() Flags {
+	absolute := func(name string) string {
+		if name == "" || strings.ContainsRune("~%$", rune(name[0])) || isNone(name) {
+			return name
 		}
+		if abs, err := filepath.Abs(name); err == nil {
+			return abs
+		}
+		return name
 	}
+	f.ConfigFile = absolute(f.ConfigFile)
 	ids := make([]string, len(f.Identities))
 	for i, id := range f.Identities {
-		if ids[i] = id; !strings.ContainsAny(id[:min(1, len(id))], "~%$") && !strings.EqualFold(id, "none") {
-			if ids[i], err = filepath.Abs(id); err != nil {
-				return f, fmt.Errorf("cannot record %s: %w", id, err)
-			}
-		}
+		ids[i] = absolute(id)
 	}
 	if len(ids) > 0 {
 		f.Identities = ids
 	}
-	return f, nil
+	return f
 }
