@@ -40,7 +40,7 @@ type env struct {
 }
 
 func newEnv(b Build, c *command.Call) (*env, error) {
-	e := &env{build: b, call: c, dirs: state.DirsOf(c.Getenv), resolver: sshconfig.Resolver{Getenv: c.Getenv}}
+	e := &env{build: b, call: c, dirs: state.DirsOf(c.Getenv), resolver: settings.Resolver(c.Getenv)}
 	var err error
 	if e.stateDir, err = e.dirs.State(); err != nil {
 		return nil, err
