@@ -127,7 +127,7 @@ func TestManyMachines(t *testing.T) {
 		w.fails(2, "-i is for one machine", "exec", "--all", "-i", "--", "cat")
 		w.fails(2, "-t is for one machine", "exec", "--all", "-t", "--", "cat")
 		w.fails(2, "--jsonl prints it as it comes", "exec", "--all", "--json", "--", "true")
-		w.fails(2, "goes on for ever", "logs", "--all", "-f", "--parallel", "1")
+		w.fails(2, "has no end", "logs", "--all", "-f", "--parallel", "1")
 		w.fails(2, "needs --yes", "uninstall", "--all")
 		w.fails(5, "takes no prefix", "uninstall", "box-")
 		w.fails(2, "ambiguous", "stop", "box", "--json")

@@ -97,7 +97,7 @@ func reached(reach Reach, do deed) fanout.Do {
 // once: the others would never have their turn.
 func endless(c *command.Call, what string, machines []fanout.Machine) error {
 	if n := c.Int("parallel"); !c.Bool("dry-run") && len(machines) > n {
-		return fault.Usagef("%s goes on for ever, and %d machines are selected but %d worked on at once", what, len(machines), n).
+		return fault.Usagef("%s has no end, %d machines are selected, and --parallel is %d", what, len(machines), n).
 			WithHint("--parallel %d", len(machines))
 	}
 	return nil

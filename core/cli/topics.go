@@ -22,15 +22,35 @@ standard error, which carries the code too.`},
 	{Name: "selectors", Summary: "how MACHINE and many machines are named", Text: `
 MACHINE is an exact id, else an exact name, else a unique prefix of either. A
 word that means several machines is a usage error that names them. What cannot
-be undone (delete, uninstall, host unlink) takes no prefix.
+be undone (delete, uninstall, host unlink) takes no prefix. Commands that reach
+a machine look among the links first, then ask the plane.
 
--l k=v,k2!=v2 selects by labels; --presence, --lifecycle, --blocker and
---agent-version by state. All that are given must fit; k!=v takes machines
-without the label too. --all takes every machine. What cannot be undone then
-needs --yes; --dry-run names what would be done.
+Instead of MACHINE, -l k=v,k2!=v2 selects by labels; --presence, --lifecycle,
+--blocker and --agent-version by state. All that are given must fit; k!=v takes
+machines without the label too. --all takes every machine. The plane is asked
+once, before anything begins. Commands for which many make no sense (shell,
+attach, kill, show, rename) do not take these flags.
 
-Many machines are worked on at once, --parallel of them. Under --jsonl there is
-a line for each and a summary; the exit code is 3 when some failed.`},
+  --yes           confirms what is selected, where it cannot be undone
+  --dry-run       names the machines, does nothing, connects to none
+  --parallel N    works on N at once (16)
+  --max-failed N  begins no more after N failures; what runs then ends by
+                  itself, and the others count as not begun
+
+Each machine has one result, and one that fails hides no other. The exit code is
+3 when some failed, 0 when none was selected. Under --jsonl each result is a
+line, when it is there: {"machine","name","ok","exit","error"}, with "document",
+what --json prints for one machine. The last line sums up:
+{"schema":"fleet.summary/v1","ok":N,"failed":N}, with "not_begun" where that is
+not 0. --json is one fleet.results/v1 with the same, ordered by name.
+
+exec and logs show lines as they come, each after its machine's name; under
+--jsonl as {"machine","name","stream","data"}, a line with its line break or a
+part of a long one, with "data_b64" where it is no UTF-8. In exec's results,
+"exit" is the remote command's own exit code, or 255 with an "error" where fleet
+could not do its part.
+
+An interrupt goes to exec's commands; everywhere else it ends what is under way.`},
 	{Name: "environment", Summary: "configuration, variables and files", Text: `
 A value comes from a flag, else from its variable, else from
 $XDG_CONFIG_HOME/fleet/config.toml, else from /etc/fleet/config.toml. Keys are

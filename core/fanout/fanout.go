@@ -109,10 +109,11 @@ func (s Spec) Flags() []ufcli.Flag {
 		f = append(f, &ufcli.BoolFlag{Name: "yes", Usage: "confirm what a selector or --all selects"})
 	}
 	f = append(f, &ufcli.BoolFlag{Name: "dry-run", Usage: "name the machines, and do nothing"})
-	if !s.Cheap {
-		f = append(f, &ufcli.IntFlag{Name: "parallel", Usage: "work on `N` machines at once", Value: 16})
+	if s.Cheap {
+		return append(f, &ufcli.IntFlag{Name: "max-failed", Usage: "end after `N` failures; 0 means never"})
 	}
-	return append(f, &ufcli.IntFlag{Name: "max-failed", Usage: "begin no more after `N` failures; 0 means never"})
+	return append(f, &ufcli.IntFlag{Name: "parallel", Usage: "work on `N` machines at once", Value: 16},
+		&ufcli.IntFlag{Name: "max-failed", Usage: "begin no more after `N` failures; 0 means never"})
 }
 
 // NoDestination says that the plane knows a machine and nobody here knows how

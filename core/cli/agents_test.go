@@ -1,0 +1,198 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/settings"
+	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
+)
+
+// fakeAgents answer as agents do, for every machine that has a link. The one
+// of db-9 is down.
+type fakeAgents struct {
+	*fakePlane
+	server *httptest.Server
+
+	mu     sync.Mutex
+	opened []string
+}
+
+func newAgents(t *testing.T) *fakeAgents {
+	a := &fakeAgents{fakePlane: newFake(t)}
+	a.machines = a.machines[:1:1]
+	for i, name := range []string{"db-9", "web-2"} {
+		m := sampleMachines()[0]
+		m.ID, m.Name = strings.Replace(idWeb, "aaa", fmt.Sprintf("bb%d", i+2), 1), name
+		a.machines = append(a.machines, m)
+	}
+	for _, m := range a.machines {
+		if err := a.kept().SaveLink(t.Context(), state.Link{Machine: m.ID, Name: m.Name, Host: m.Name + ".example"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mux := http.NewServeMux()
+	status := func(state string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			json.NewEncoder(w).Encode(wire.AgentStatus{Schema: wire.SchemaAgent, State: state, Machine: r.Header.Get("Authorization")[len("Bearer "):]})
+		}
+	}
+	mux.HandleFunc("POST "+wire.PathStop, status("stopped"))
+	mux.HandleFunc("POST "+wire.PathUndrain, status("running"))
+	mux.HandleFunc("GET "+wire.PathSessions, func(w http.ResponseWriter, r *http.Request) {
+		json.NewEncoder(w).Encode(wire.Sessions{Schema: wire.SchemaSessions, Sessions: []wire.Session{
+			{ID: "s_aaaaaaaaaa", Machine: r.Header.Get("Authorization")[len("Bearer "):], Argv0: "make", State: wire.SessionRunning, StartedAt: *at("2026-01-02T03:04:05Z"), UptimeS: 90, Clients: 1, PID: 7},
+			{ID: "s_bbbbbbbbbb", Argv0: "a-program-with-a-name-that-goes-on-and-on", State: wire.SessionExited, StartedAt: *at("2026-01-02T03:04:05Z"), UptimeS: 3, Exit: &wire.SessionExit{Code: 137, Signal: "KILL", At: *at("2026-01-02T03:04:08Z")}}}})
+	})
+	mux.HandleFunc("GET "+wire.PathLogs, func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "last %s\nand\xff", r.FormValue("n")) })
+	a.server = httptest.NewServer(mux)
+	t.Cleanup(a.server.Close)
+	return a
+}
+
+type fakeTarget struct {
+	a *fakeAgents
+	m fanout.Machine
+}
+
+func (t fakeTarget) ID() string   { return t.m.ID }
+func (t fakeTarget) Name() string { return t.m.Name }
+func (t fakeTarget) Close() error { return nil }
+
+func (t fakeTarget) Dial(ctx context.Context) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", t.a.server.Listener.Addr().String())
+}
+
+func (t fakeTarget) Token(context.Context, bool) (secret.Text, error) { return secret.Of(t.m.ID), nil }
+
+func (t fakeTarget) Control(context.Context, string) (*wire.AgentStatus, error) {
+	return &wire.AgentStatus{Schema: wire.SchemaAgent, State: "running", Machine: t.m.ID}, nil
+}
+
+func (a *fakeAgents) open(_ context.Context, _ *command.Call, m fanout.Machine) (Target, error) {
+	a.mu.Lock()
+	a.opened = append(a.opened, m.Name)
+	a.mu.Unlock()
+	if m.Name == "db-9" {
+		return nil, fault.New(fault.Unreachable, "ssh_unreachable", "cannot reach db-9.example port 22: connection refused")
+	}
+	return fakeTarget{a, m}, nil
+}
+
+func (a *fakeAgents) run(args ...string) (out, errOut string, exit int) {
+	a.t.Helper()
+	app := &command.App{Name: "fleet", Flags: settings.Flags(), Commands: DataPath(Reach{Find: fanout.Linked, Open: a.open})}
+	var o, e bytes.Buffer
+	exit = app.Main(append([]string{"fleet"}, args...), command.IO{Stdin: strings.NewReader(""), Stdout: &o, Stderr: &e, Getenv: a.getenv})
+	return o.String(), e.String(), exit
+}
+
+// What agents do and say, of one machine and of many.
+func TestDocumentsOfAgents(t *testing.T) {
+	for name, line := range map[string]string{
+		"agent-stop": "stop web-1", "agent-stop-json": "stop web-1 --json", "agent-stop-down": "stop db", "agent-stop-many": "stop --all",
+		"agent-stop-many-json": "stop -l env=prod --json", "agent-start-many-jsonl": "start --all --jsonl --parallel 1", "agent-undrain-many": "undrain --presence present",
+		"agent-sessions": "sessions web-1", "agent-sessions-json": "sessions web-2 --json", "agent-sessions-jsonl": "sessions web-1 --jsonl",
+		"agent-sessions-many": "sessions --all", "agent-sessions-many-json": "sessions --all --json", "agent-sessions-many-jsonl": "sessions --all --jsonl --parallel 1",
+		"agent-logs": "logs web-1 -n 3", "agent-logs-jsonl": "logs web-1 -n 3 --jsonl", "agent-logs-many": "logs --all -n 3 --parallel 1",
+		"agent-logs-many-jsonl": "logs --all -n 3 --jsonl --parallel 1", "agent-logs-endless": "logs --all -f --parallel 2",
+		"agent-parallel-one": "stop web-1 --parallel 4", "agent-drain-timeout": "drain web-1 --timeout 1m", "agent-watch-json": "sessions web-1 --watch --json",
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAgents(t)
+			out, errOut, exit := a.run(strings.Fields(line)...)
+			got := fmt.Sprintf("$ fleet %s\n%s", line, out)
+			if errOut != "" {
+				got += "--- stderr\n" + errOut
+			}
+			if exit != 0 {
+				got += fmt.Sprintf("--- exit %d\n", exit)
+			}
+			for l := range strings.Lines(out + errOut) {
+				if n := len([]rune(l)) - 1; n > 80 && !strings.Contains(name, "json") {
+					t.Errorf("%d characters: %s", n, l)
+				}
+			}
+			golden(t, name, got)
+		})
+	}
+}
+
+// A link is enough: no plane is asked for a machine that is named.
+func TestANamedMachineIsReachedWithoutThePlane(t *testing.T) {
+	a := newAgents(t)
+	a.Server.Close()
+	if _, errOut, exit := a.run("stop", "web-1"); exit != 0 {
+		t.Error(exit, errOut)
+	}
+	if _, errOut, exit := a.run("stop", "web-1", "--dry-run"); exit != 0 || len(a.opened) != 1 {
+		t.Error(exit, errOut, a.opened)
+	}
+	// A selector needs it, and without it nobody is reached.
+	if _, errOut, exit := a.run("stop", "-l", "env=prod"); exit != fault.Unreachable || len(a.opened) != 1 {
+		t.Error(exit, errOut, a.opened)
+	}
+	if _, errOut, exit := a.run("exec", "-l", "env=prod", "--", "true"); exit != fault.ExecFailure {
+		t.Error(exit, errOut)
+	}
+}
+
+func TestADryRunOpensNothing(t *testing.T) {
+	a := newAgents(t)
+	for _, line := range []string{"stop --all", "start --all", "restart --all", "drain --all", "undrain --all", "sessions --all", "logs --all", "exec --all -- true", "logs web-1"} {
+		before, after, _ := strings.Cut(line, " --")
+		words := append(strings.Fields(before), "--dry-run")
+		if out, errOut, exit := a.run(append(words, strings.Fields("--"+after)...)...); after != "" && (exit != 0 || strings.Count(out, "would ") != 3) {
+			t.Errorf("%s: exit %d: %s%s", line, exit, out, errOut)
+		}
+	}
+	if len(a.opened) != 0 {
+		t.Error(a.opened)
+	}
+}
+
+// A link knows a machine under its last name, a plane under its name now.
+func TestAStaleNameUninstallsNobody(t *testing.T) {
+	a := newAgents(t)
+	a.machines[0].Name, a.machines[2].Name = "old-web", "web-1" // web-2 took web-1's name
+	find := func(word string) (fanout.Machine, error) {
+		app := &command.App{Name: "fleet", Flags: settings.Flags()}
+		var m fanout.Machine
+		var err error
+		app.Commands = []*command.Command{{Name: "find", Run: func(ctx context.Context, c *command.Call) error {
+			m, err = fanout.LinkedExactly(ctx, c, word)
+			return nil
+		}}}
+		app.Main([]string{"fleet", "find"}, command.IO{Stderr: &bytes.Buffer{}, Getenv: a.getenv})
+		return m, err
+	}
+	if m, err := find("web-1"); fault.Of(err) == nil || fault.Of(err).Code != "ambiguous" {
+		t.Errorf("%+v %v", m, err)
+	}
+	if m, err := find(idWeb); err != nil || m.Link == nil {
+		t.Errorf("%+v %v", m, err)
+	}
+	if m, err := find("db-9"); err != nil || m.Link == nil || m.Link.Host != "db-9.example" {
+		t.Errorf("%+v %v", m, err)
+	}
+	if _, err := find("db"); fault.Of(err) == nil || fault.Of(err).Exit != fault.NotFound {
+		t.Error("a prefix was taken: ", err)
+	}
+	a.Server.Close()
+	if _, err := find("db-9"); fault.Of(err) == nil || fault.Of(err).Exit != fault.Unreachable {
+		t.Error("a name that only the link vouches for was taken: ", err)
+	}
+}
