@@ -119,6 +119,11 @@ func TestUpdateAndRollback(t *testing.T) { // R3, R4, R29, R34
 		s := w.detach("box", "echo before; while [ ! -e go ]; do sleep 0.05; done; echo after")
 		w.fails(8, "deferred", "update", "box")
 		w.runs("box", was)
+		// An install finds all in place, and puts the other version aside for later.
+		if doc := w.install(h, "dana", "box"); !doc.Matched.PlaneRow || doc.Machine.Agent.Version != was {
+			t.Errorf("an install over a running session: %+v", doc)
+		}
+		w.runs("box", was)
 		w.sh(h, "dana", "touch go")
 		if got := w.must("fleet", "attach", "box", s.ID, "--from", "0"); got != "before\nafter\n" {
 			t.Errorf("the session that deferred the update wrote %q", got)
@@ -155,6 +160,10 @@ func TestUpdateAndRollback(t *testing.T) { // R3, R4, R29, R34
 	w.runs("box", "v2-next")
 	w.must("fleet", "update", "box")
 	w.runs("box", was)
+
+	if got := strings.Fields(w.sh(h, "dana", "ls "+dataGlob+"/versions")); len(got) != 2 {
+		t.Errorf("versions that nothing needs are kept: %q", got)
+	}
 
 	// An update that died between the switch and the restart is finished by the next.
 	w.sh(h, "dana", "cd "+dataGlob+" && ln -s versions/"+next.id+" c.new && mv -T c.new current")

@@ -34,6 +34,9 @@ func (r *run) firstCheck(ctx context.Context) (bool, string, error) {
 	if err != nil {
 		return false, "", err
 	}
+	if r.switched {
+		r.prune(ctx)
+	}
 	return false, "generation " + fmt.Sprint(id.Generation), nil
 }
 
@@ -112,7 +115,7 @@ func (r *run) match(ctx context.Context) (bool, string, error) {
 	r.doc.Matched.PlaneRow, r.doc.Machine = true, &row
 	err = r.Links.SaveLink(ctx, state.Link{Machine: row.ID, Name: row.Name, Host: r.o.Host, SSHArgs: r.o.SSH.Args(),
 		Account: r.facts.User, DataDir: r.dirs.Data, Runtime: r.dirs.Runtime, Scope: r.scope, Manager: r.managerName(),
-		Artifact: r.art.ID, Last: "ok", At: time.Now().UTC().Format(time.RFC3339), Audience: id.OrderAudience})
+		Artifact: r.runs, Last: "ok", At: time.Now().UTC().Format(time.RFC3339), Audience: id.OrderAudience})
 	return false, row.Name, err
 }
 
@@ -185,6 +188,23 @@ func (r *run) status(ctx context.Context, deed func(Agent) error) (wire.AgentSta
 		err = deed(a)
 	}
 	return st, err
+}
+
+// sessions is how many sessions run, -1 if the agent cannot be asked.
+func (r *run) sessions(ctx context.Context) int {
+	st, err := r.status(ctx, nil)
+	if err != nil {
+		return -1
+	}
+	return st.Sessions
+}
+
+// running puts a number of sessions into words.
+func running(n int) string {
+	if n == 1 {
+		return "1 session runs on the machine"
+	}
+	return fmt.Sprintf("%d sessions run on the machine", n)
 }
 
 // runsCurrent reports whether the running agent is of a version. One that

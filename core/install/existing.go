@@ -28,7 +28,7 @@ func (e *Env) existing(ctx context.Context, hostArg string, flags sshconfig.Flag
 		}
 		r.doc.Matched.HostKey = true
 		var err error
-		if r.facts, err = r.conn.Facts(ctx, true); err != nil {
+		if r.facts, err = r.conn.Facts(ctx); err != nil {
 			return false, "", err
 		}
 		places, err := Places(r.facts)
@@ -40,6 +40,9 @@ func (e *Env) existing(ctx context.Context, hostArg string, flags sshconfig.Flag
 		}
 		if r.scope == "" {
 			return false, "", fault.New(fault.NotFound, "not_installed", "no agent is installed at %s for this account", r.conf).WithHint("fleet install %s", hostArg)
+		}
+		if err := r.askSudo(ctx); err != nil {
+			return false, "", err
 		}
 		r.dirs = places[r.scope]
 		r.host = remote.New(r.conn, r.facts)
@@ -128,10 +131,11 @@ func (e *Env) Update(ctx context.Context, l state.Link) (*wire.Install, error) {
 	if err := r.handOver(ctx); err != nil {
 		return doc, r.comeBack(ctx, err)
 	}
+	r.prune(ctx)
 	return doc, e.Links.UpdateLink(ctx, l.Machine, func(l *state.Link) { l.Artifact = r.art.ID })
 }
 
-// idle refuses while sessions run: an update waits for them (R4).
+// idle refuses while sessions run: another version waits for them (R4).
 func (r *run) idle(ctx context.Context) error {
 	return r.step(ctx, "idle", func(ctx context.Context) (bool, string, error) {
 		a, err := r.Open(ctx, r.conn, r.dirs)
@@ -144,7 +148,7 @@ func (r *run) idle(ctx context.Context) error {
 			return false, "", err
 		}
 		if st.Sessions > 0 {
-			return false, "", fault.New(fault.NotYet, "deferred", "the update is deferred: %d sessions run on the machine", st.Sessions).
+			return false, "", fault.New(fault.NotYet, "deferred", "deferred while %s", running(st.Sessions)).
 				WithHint("fleet sessions %s shows them; fleet drain keeps new ones away", r.admitted.Machine)
 		}
 		return false, "", nil
@@ -199,7 +203,9 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 	return fault.New(fault.Failure, "rolled_back", "the new version was not taken and the former one runs again: %w", why)
 }
 
-// Rollback returns to the version before the last update.
+// Rollback returns to the version before the last update. It does not wait for
+// sessions, as an update does: it is the way out of a version that does not do
+// its job, and sessions outlive the restart (R34).
 func (e *Env) Rollback(ctx context.Context, l state.Link) (*wire.Install, error) {
 	doc, flags, err := newDoc(l)
 	if err != nil {

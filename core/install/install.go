@@ -121,7 +121,8 @@ type run struct {
 	admitted     wire.AdmitAnswer
 	secret       secret.Text
 	art          *artifact.Artifact
-	switched     bool // current now names another version than before
+	runs         string // the version that is to run: art's, or the former one while sessions run (R4)
+	switched     bool   // current now names another version than before
 	was          string
 }
 

@@ -98,7 +98,7 @@ func locate(ctx context.Context, c *sshconn.Conn, places map[string]place.Dirs) 
 
 func (r *run) platform(ctx context.Context) (bool, string, error) {
 	var err error
-	if r.facts, err = r.conn.Facts(ctx, r.o.Scope != place.User); err != nil {
+	if r.facts, err = r.conn.Facts(ctx); err != nil {
 		return false, "", err
 	}
 	places, err := Places(r.facts)
@@ -117,6 +117,9 @@ func (r *run) platform(ctx context.Context) (bool, string, error) {
 			r.scope = place.System
 		}
 	}
+	if err := r.askSudo(ctx); err != nil {
+		return false, "", err
+	}
 	if err := CheckPlatform(r.facts, r.scope); err != nil {
 		return false, "", err
 	}
@@ -127,6 +130,7 @@ func (r *run) platform(ctx context.Context) (bool, string, error) {
 	if r.art, err = r.Artifact(r.facts.GOOS, r.facts.GOARCH); err != nil {
 		return false, "", err
 	}
+	r.runs = r.art.ID
 	if err := r.makeDataDir(ctx); err != nil {
 		return false, "", err
 	}
@@ -144,6 +148,15 @@ func (r *run) platform(ctx context.Context) (bool, string, error) {
 		return false, "", err
 	}
 	return false, fmt.Sprintf("%s, %s scope, %s", r.facts, r.scope, r.manager.Description().Name), nil
+}
+
+// askSudo finds out about sudo where the scope needs root's rights. Nobody is
+// asked for more rights than are used.
+func (r *run) askSudo(ctx context.Context) (err error) {
+	if r.scope == place.System && r.facts.UID != 0 {
+		r.facts.Sudo, err = r.conn.Sudo(ctx)
+	}
+	return err
 }
 
 // makeDataDir makes the data directory, 0700 and the account's.

@@ -169,7 +169,7 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 	}
 	running := before.State == sdk.StateRunning
 	// An install that died after the switch left the former version running.
-	stale := running && (r.switched || !r.runsCurrent(ctx, r.art.ID))
+	stale := running && (r.switched || !r.runsCurrent(ctx, r.runs))
 	switch {
 	case stale:
 		if err := r.restartAgent(ctx, h, spec); err != nil {
@@ -195,9 +195,12 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 func (r *run) linger(ctx context.Context, h sdk.Host, spec sdk.Spec, caveats []string) string {
 	said := slices.Clone(caveats)
 	if spec.Scope == sdk.ScopeUser {
-		l, err := r.manager.Linger(ctx, h, spec, false)
-		if err == nil && !l.Enabled {
-			l, err = r.manager.Linger(ctx, h, spec, true)
+		l, err := r.manager.Linger(ctx, h, spec, true)
+		if err == nil && !l.Enabled && r.facts.UID != 0 {
+			// Root's rights may help where the account's do not.
+			if r.facts.Sudo, err = r.conn.Sudo(ctx); err == nil && r.facts.Sudo {
+				l, err = r.manager.Linger(ctx, h, spec, true)
+			}
 		}
 		switch {
 		case errors.Is(err, sdk.ErrUnsupported):

@@ -111,7 +111,11 @@ func (t *tester) connect(ctx context.Context, hostArg string, flags sshconfig.Fl
 
 func (t *tester) platform(ctx context.Context, conn *sshconn.Conn, scope string) (*sshconn.Facts, error) {
 	begin := time.Now()
-	f, err := conn.Facts(ctx, scope == place.System)
+	asks := []sshconn.Ask{sshconn.AskGit}
+	if scope == place.System {
+		asks = append(asks, sshconn.AskSudo)
+	}
+	f, err := conn.Facts(ctx, asks...)
 	if err != nil {
 		t.failed("platform", begin, err)
 		return nil, err

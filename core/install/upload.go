@@ -15,10 +15,16 @@ import (
 	"fleet.example/fleet/core/wire"
 )
 
+// flushing defines flush, which brings files and directories to the disk, and
+// everything else with them only where sync takes no names.
+const flushing = `
+flush() { sync -- "$@" 2>/dev/null || sync; }
+`
+
 // hashing defines check_sums for scripts: it reads `HASH  NAME` lines on
 // standard input and compares the files of the present directory with them,
 // by whatever the machine has for it.
-const hashing = `
+const hashing = flushing + `
 check_sums() {
   if command -v sha256sum >/dev/null 2>&1; then sha256sum -c - >/dev/null 2>&1
   elif command -v shasum >/dev/null 2>&1; then shasum -a 256 -c - >/dev/null 2>&1
@@ -114,11 +120,38 @@ func (r *run) verify(ctx context.Context) (bool, string, error) {
 	if r.found.current == r.art.ID {
 		return !r.doc.Artifact.Sent, "", nil
 	}
+	if r.found.current != "" {
+		if n := r.sessions(ctx); n > 0 {
+			r.runs = r.found.current
+			return true, fmt.Sprintf("deferred while %s; fleet update brings version %s", running(n), r.art.Manifest.Version), nil
+		}
+	}
 	if err := SetCurrent(ctx, r.host, r.dirs.Data, r.art.ID); err != nil {
 		return false, "", err
 	}
 	r.switched, r.was = r.found.current != "", r.found.current
 	return false, "signed by " + r.art.SignedBy, nil
+}
+
+// prune removes the versions that nothing needs: neither current nor previous,
+// nor that of a session, which keeps its shim's directory while it lives.
+func (r *run) prune(ctx context.Context) {
+	if r.sessions(ctx) != 0 {
+		return
+	}
+	res, err := r.conn.Run(ctx, sshconn.Script{Args: []string{r.dirs.Data}, Body: `
+cd "$1/versions" || exit 1
+c=$(readlink ../current) && [ -n "$c" ] || exit 1
+p=$(readlink ../previous)
+for v in *; do
+  [ "versions/$v" = "$c" ] || [ "versions/$v" = "$p" ] || rm -rf -- "$v" || exit 1
+done`})
+	if err == nil && res.Exit != 0 {
+		err = res.Err()
+	}
+	if err != nil {
+		r.Notef("cannot remove old versions on the machine: %v", err)
+	}
 }
 
 func (r *run) unpack(ctx context.Context) error {
@@ -143,10 +176,10 @@ cd "$u" || exit 1
 gzip -dc < "$a" 2>/dev/null | tar -xf - 2>/dev/null || { echo "the archive does not unpack: a full disk, or other bytes arrived than were sent" >&2; exit 93; }
 check_links "$@" || { echo "a link in the archive is not the one that was signed" >&2; exit 93; }
 check_sums || { echo "a file in the archive is not the one that was signed" >&2; exit 93; }
-sync
+flush * .
 if [ -e "$v" ]; then mv "$v" "$d/.unpack-old-$n" && mv "$u" "$v" && rm -rf "$d/.unpack-old-$n"
 else mv "$u" "$v"; fi || exit 1
-sync`})
+flush "$d"`})
 	if err != nil {
 		return err
 	}
@@ -171,7 +204,7 @@ sync`})
 
 // swapping defines swap, which makes a link of the present directory name
 // something else in one rename.
-const swapping = `
+const swapping = flushing + `
 swap() { rm -f "$2.fleet-tmp"; ln -s "$1" "$2.fleet-tmp"; mv -fT "$2.fleet-tmp" "$2" 2>/dev/null || mv -fh "$2.fleet-tmp" "$2"; }
 `
 
@@ -188,7 +221,7 @@ if [ -L current ]; then
   swap "$old" previous
 fi
 swap "versions/$2" current
-sync . 2>/dev/null || sync`})
+flush .`})
 	if err != nil {
 		return err
 	}

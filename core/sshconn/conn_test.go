@@ -89,7 +89,7 @@ func TestNothingButProbesBeforeConfirmation(t *testing.T) { // R2
 	if c.Pinned {
 		t.Fatal("a new key counts as pinned")
 	}
-	f, err := c.Facts(t.Context(), false)
+	f, err := c.Facts(t.Context())
 	if err != nil || f.GOOS != "linux" || f.UID != os.Getuid() || f.Supported() != nil {
 		t.Fatalf("%+v, %v", f, err)
 	}

@@ -45,64 +45,101 @@ type Facts struct {
 	RoundTrip   time.Duration
 }
 
-// factsScript only reads. Each answer is one line, key=value.
+// factsScript only reads. Each answer is one line, key=value. A process costs a
+// small host ten milliseconds, so that what the shell can do is left to it. Its
+// arguments ask for what costs more.
 const factsScript = `
 LC_ALL=C; export LC_ALL
-say() { printf '%s=%s\n' "$1" "$(printf %s "$2" | tr -d '\r' | tr '\n' ' ')"; }
+say() { printf '%s=%s\n' "$1" "$2"; }
+has() { command -v "$1" >/dev/null 2>&1; }
 say now "$(date +%s)"
-say system "$(uname -s)"
-say hardware "$(uname -m)"
-say host "$(uname -n)"
-say uid "$(id -u)"
-say user "$(id -un)"
-h=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f6)
+say names "$(uname -s -n -m)"
+id=$(id)
+say id "$id"
+u=${id#uid=}; u=${u%%[!0-9]*}
+h=
+if has getent; then
+  IFS=: read -r _ _ _ _ _ h _ <<EOF
+$(getent passwd "$u" 2>/dev/null)
+EOF
+fi
 [ -n "$h" ] || h=$HOME
 say home "$h"
 say shell "$SHELL"
 say datahome "$XDG_DATA_HOME"
 say runtime "$XDG_RUNTIME_DIR"
-[ -d "/run/user/$(id -u)" ] && [ -O "/run/user/$(id -u)" ] && say runuser yes
-if [ -r /etc/machine-id ]; then say machineid "$(cat /etc/machine-id)"
-elif command -v ioreg >/dev/null 2>&1; then say machineid "$(ioreg -rd1 -c IOPlatformExpertDevice 2>/dev/null | sed -n 's/.*IOPlatformUUID" = "\(.*\)"/\1/p')"
+[ -d "/run/user/$u" ] && [ -O "/run/user/$u" ] && say runuser yes
+if [ -r /etc/machine-id ]; then read -r m < /etc/machine-id; say machineid "$m"
+elif has ioreg; then say machineid "$(ioreg -rd1 -c IOPlatformExpertDevice 2>/dev/null | sed -n 's/.*IOPlatformUUID" = "\(.*\)"/\1/p')"
 fi
-if [ -r /proc/1/comm ]; then say init "$(cat /proc/1/comm)"; else say init "$(ps -o comm= -p 1 2>/dev/null)"; fi
-[ -r /etc/os-release ] && sed -n 's/^\(ID\|VERSION_ID\|PRETTY_NAME\|ID_LIKE\)=/os.\1=/p' /etc/os-release
+if [ -r /proc/1/comm ]; then read -r m < /proc/1/comm; say init "$m"; else say init "$(ps -o comm= -p 1 2>/dev/null)"; fi
+if [ -r /etc/os-release ]; then
+  while IFS= read -r m; do
+    case $m in ID=*|VERSION_ID=*|PRETTY_NAME=*|ID_LIKE=*) printf 'os.%s\n' "$m";; esac
+  done < /etc/os-release
+fi
 say bits "$(getconf LONG_BIT 2>/dev/null)"
-for t in tar gzip sha256sum shasum openssl crontab git sudo systemctl setsid; do command -v $t >/dev/null 2>&1 && say tool.$t yes; done
-say git "$(git --version 2>/dev/null)"
+for t in tar gzip sha256sum shasum openssl crontab git sudo systemctl setsid; do has $t && say tool.$t yes; done
 d=$h; [ -d "$d" ] || d=/
-say free "$(df -Pk "$d" 2>/dev/null | awk 'NR==2{print $4}')"
+df=$(df -Pk "$d" 2>/dev/null)
+m=${df##*% }
+say df "$df"
 [ -w "$d" ] || say readonly yes
 if [ -r /proc/mounts ]; then
-  m=$(df -P "$d" 2>/dev/null | awk 'NR==2{print $6}')
-  awk -v m="$m" '$2==m{o=$4} END{print o}' /proc/mounts | tr ',' '\n' | grep -qx noexec && say noexec yes
+  o=
+  while read -r _ at _ with _; do [ "$at" = "$m" ] && o=$with; done < /proc/mounts
+  case ,$o, in *,noexec,*) say noexec yes;; esac
 fi
-if [ "$1" = sudo ]; then sudo -n true >/dev/null 2>&1 && say sudo yes; fi
+for ask in "$@"; do
+  case $ask in
+  git) say git "$(git --version 2>/dev/null)";;
+  sudo) sudo -n true >/dev/null 2>&1 && say sudo yes;;
+  esac
+done
 true
 `
 
+// Ask is something that Facts does not find out unless it is asked to.
+type Ask string
+
+const (
+	AskSudo Ask = "sudo" // whether sudo works without a password; leaves a line in the host's log
+	AskGit  Ask = "git"  // the version of git
+)
+
 // Facts asks the host about itself. It only reads, so it may be called before
-// the key is confirmed; withSudo also tries sudo, which leaves a log line there.
-func (c *Conn) Facts(ctx context.Context, withSudo bool) (*Facts, error) {
-	arg := ""
-	if withSudo {
-		arg = "sudo"
+// the key is confirmed.
+func (c *Conn) Facts(ctx context.Context, asks ...Ask) (*Facts, error) {
+	var args []string
+	for _, a := range asks {
+		args = append(args, string(a))
 	}
 	before := time.Now()
-	r, err := c.run(ctx, Script{Body: factsScript, Args: []string{arg}, Timeout: 30 * time.Second})
+	r, err := c.run(ctx, Script{Body: factsScript, Args: args, Timeout: 30 * time.Second})
 	if err != nil {
 		return nil, err
 	}
 	return parseFacts(string(r.Stdout), before, time.Now())
 }
 
+// Sudo finds out whether sudo works without a password.
+func (c *Conn) Sudo(ctx context.Context) (bool, error) {
+	r, err := c.run(ctx, Script{Body: `exec sudo -n true`, Timeout: 30 * time.Second})
+	return err == nil && r.Exit == 0, err
+}
+
 func parseFacts(out string, before, after time.Time) (*Facts, error) {
 	f := &Facts{OSRelease: map[string]string{}, Tools: map[string]bool{}, RoundTrip: after.Sub(before), UID: -1}
+	last := ""
 	for line := range strings.Lines(out) {
 		k, v, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if last == "df" && f.FreeKiB == 0 {
+			f.FreeKiB = available(line)
+		}
 		if !ok {
 			continue
 		}
+		last = k
 		switch k {
 		case "now":
 			if s, err := strconv.ParseInt(v, 10, 64); err == nil {
@@ -110,18 +147,12 @@ func parseFacts(out string, before, after time.Time) (*Facts, error) {
 				// The host's clock is read in whole seconds: half of one is the best guess.
 				f.ClockOffset = time.Unix(s, 5e8).Sub(mid)
 			}
-		case "system":
-			f.System = v
-		case "hardware":
-			f.Hardware = v
-		case "host":
-			f.HostName = v
-		case "uid":
-			if n, err := strconv.Atoi(v); err == nil {
-				f.UID = n
+		case "names":
+			if w := strings.Fields(v); len(w) == 3 {
+				f.System, f.HostName, f.Hardware = w[0], w[1], w[2]
 			}
-		case "user":
-			f.User = v
+		case "id":
+			f.UID, f.User = parseID(v)
 		case "home":
 			f.Home = v
 		case "shell":
@@ -140,8 +171,6 @@ func parseFacts(out string, before, after time.Time) (*Facts, error) {
 			f.Bits, _ = strconv.Atoi(v)
 		case "git":
 			f.GitVer = strings.TrimPrefix(v, "git version ")
-		case "free":
-			f.FreeKiB, _ = strconv.ParseInt(v, 10, 64)
 		case "readonly":
 			f.ReadOnly = true
 		case "noexec":
@@ -167,6 +196,31 @@ func parseFacts(out string, before, after time.Time) (*Facts, error) {
 	}
 	f.GOOS, f.GOARCH = platform(f.System, f.Hardware, f.Bits)
 	return f, nil
+}
+
+// parseID takes `uid=1000(dana) gid=…` apart.
+func parseID(s string) (uid int, name string) {
+	number, rest, _ := strings.Cut(strings.TrimPrefix(s, "uid="), "(")
+	name, _, ok := strings.Cut(rest, ")")
+	n, err := strconv.Atoi(number)
+	if err != nil || !ok || n < 0 {
+		return -1, ""
+	}
+	return n, name
+}
+
+// available is the fourth column of the line that df -P prints below its
+// heading, in KiB. A device's name may hold spaces; its numbers end before the
+// first word that ends in %.
+func available(line string) int64 {
+	w := strings.Fields(line)
+	for i := 3; i < len(w); i++ {
+		if strings.HasSuffix(w[i], "%") {
+			n, _ := strconv.ParseInt(w[i-1], 10, 64)
+			return n
+		}
+	}
+	return 0
 }
 
 func platform(system, hardware string, bits int) (goos, goarch string) {

@@ -156,19 +156,14 @@ func (Manager) Reload(ctx context.Context, h sdk.Host, s sdk.Spec) error {
 	return change(ctx, h, s, "daemon-reload")
 }
 
-// Enable reads the unit and makes it start with the machine, or with the
-// account's manager.
-func (m Manager) Enable(ctx context.Context, h sdk.Host, s sdk.Spec) error {
-	if err := m.Reload(ctx, h, s); err != nil {
-		return err
-	}
-	return change(ctx, h, s, "enable", UnitName(s))
+// Enable makes the unit start with the machine, or with the account's manager.
+// Reload came before, so that nothing is read again.
+func (Manager) Enable(ctx context.Context, h sdk.Host, s sdk.Spec) error {
+	return change(ctx, h, s, "enable", "--no-reload", UnitName(s))
 }
 
-// Start starts the unit. A unit that failed too often counts as one that may
-// start again.
+// Start starts the unit, a failed one too, since the unit has no start limit.
 func (Manager) Start(ctx context.Context, h sdk.Host, s sdk.Spec) error {
-	_ = change(ctx, h, s, "reset-failed", UnitName(s)) // not loaded is fine
 	return change(ctx, h, s, "start", UnitName(s))
 }
 
@@ -183,7 +178,6 @@ func (Manager) Stop(ctx context.Context, h sdk.Host, s sdk.Spec) error {
 
 // Restart restarts the unit.
 func (Manager) Restart(ctx context.Context, h sdk.Host, s sdk.Spec) error {
-	_ = change(ctx, h, s, "reset-failed", UnitName(s))
 	return change(ctx, h, s, "restart", UnitName(s))
 }
 
