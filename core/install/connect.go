@@ -25,14 +25,20 @@ func (e *Env) ConnectAnew(ctx context.Context, host string, flags sshconfig.Flag
 }
 
 func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, anew bool) (*sshconn.Conn, error) {
-	conf, err := e.Resolver.Resolve(ctx, host, flags)
+	chain, err := e.Resolver.Chain(ctx, host, flags)
 	if err != nil {
 		return nil, err
 	}
-	e.sayConfigured(conf)
+	e.sayConfigured(chain.Target)
+	return e.ConnectChain(ctx, chain, anew)
+}
+
+// ConnectChain dials a destination that is resolved.
+func (e *Env) ConnectChain(ctx context.Context, chain *sshconfig.Chain, anew bool) (*sshconn.Conn, error) {
+	conf := chain.Target
 	for keyword, value := range map[string]string{"ProxyJump": conf.ProxyJump, "ProxyCommand": conf.ProxyCommand} {
 		if value != "" {
-			return nil, fault.New(fault.Failure, "unsupported", "%s is reached through %s %s, which this version of fleet does not support: only direct connections", host, keyword, value)
+			return nil, fault.New(fault.Failure, "unsupported", "%s is reached through %s %s, which this version of fleet does not support: only direct connections", conf.Alias, keyword, value)
 		}
 	}
 	return sshconn.Dial(ctx, sshconn.Params{Config: conf, Dial: e.Dial, Pins: e.Pins, Anew: anew, Notef: e.Notef})
