@@ -78,14 +78,18 @@ func (e *env) dial(ctx context.Context, conf *sshconfig.Config) (net.Conn, error
 	if err != nil {
 		return nil, err
 	}
-	conn, err := t.Dial(ctx, sdk.Target{Destination: conf.Alias,
-		Hop:           sdk.Hop{ID: "target", Host: conf.HostName, Port: conf.Port, User: conf.User},
-		AddressFamily: conf.AddressFamily, BindAddress: conf.BindAddress, ConnectTimeout: conf.ConnectTimeout})
+	conn, err := t.Dial(ctx, targetOf(conf))
 	// What a first-party transport hands over is this process's own connection.
 	if closeErr := t.Close(); closeErr != nil {
 		e.notef("cannot end the transport plugin: %v", closeErr)
 	}
 	return conn, err
+}
+
+func targetOf(conf *sshconfig.Config) sdk.Target {
+	return sdk.Target{Destination: conf.Alias,
+		Hop:           sdk.Hop{ID: "target", Host: conf.HostName, Port: conf.Port, User: conf.User},
+		AddressFamily: conf.AddressFamily, BindAddress: conf.BindAddress, ConnectTimeout: conf.ConnectTimeout}
 }
 
 // transportHost answers a transport's questions about hops. A direct dial has

@@ -9,9 +9,7 @@ import (
 	"text/tabwriter"
 
 	"fleet.example/fleet/core/command"
-	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/plugins/catalog"
-	"fleet.example/fleet/plugins/catalog/localhost"
 	"fleet.example/fleet/plugins/sdk"
 )
 
@@ -52,8 +50,14 @@ the plugins.lock beside the executable names them; a vendor's runs once
 			{
 				Name: "test", Args: "PLUGIN|FILE", Summary: "run the conformance suite over a plugin",
 				Help: `The plugin is run against this machine, as an account whose host key is not
-confirmed: nothing is changed. The exit code is 1 if a check failed.`,
-				Min: 1, Max: 1, Flags: command.JSONFlags(false), Run: run(runPluginTest),
+confirmed: nothing is changed. The exit code is 1 if a check failed.
+
+With --host it is run against a real machine over SSH, once the host key is
+confirmed. A service manager registers, starts, stops and removes a service
+there under a name of its own, with an agent that has no credential and talks to
+nobody; that takes an artifact for the machine's platform. All of it is taken
+away at the end. A probe changes nothing. A transport carries SSH to it.`,
+				Min: 1, Max: 1, Flags: pluginTestFlags(), Run: run(runPluginTest),
 			},
 		},
 	}
@@ -145,45 +149,4 @@ func printDescription(out io.Writer, path string, d sdk.Description) error {
 		fmt.Fprintf(w, "%s\t%s\n", label, strings.Join(c, " "))
 	}
 	return w.Flush()
-}
-
-func runPluginTest(ctx context.Context, e *env) error {
-	path, _, err := pluginPath(e)
-	if err != nil {
-		return err
-	}
-	facts, err := localhost.Gather()
-	if err != nil {
-		return err
-	}
-	facts.Phase, facts.DataDir = sdk.PhaseUnconfirmed, facts.Home
-	doc, err := e.catalog.Test(ctx, path, &localhost.Host{F: facts})
-	if err != nil {
-		return err
-	}
-	failed := 0
-	for _, k := range doc.Checks {
-		if k.Status == "failed" {
-			failed++
-		}
-	}
-	if e.call.WantsJSON() {
-		if err := e.call.Print(doc); err != nil {
-			return err
-		}
-	} else {
-		for _, k := range doc.Checks {
-			line := fmt.Sprintf("%-8s%s", k.Status, k.Name)
-			if k.Detail != "" {
-				line += ": " + k.Detail
-			}
-			if _, err := fmt.Fprintln(e.call.Stdout, line); err != nil {
-				return err
-			}
-		}
-	}
-	if failed > 0 {
-		return fault.New(fault.Failure, "plugin_nonconforming", "%d of %d checks failed", failed, len(doc.Checks))
-	}
-	return nil
 }

@@ -19,6 +19,7 @@ const SchemaPluginTest = "fleet.plugin-test/v1"
 type TestDoc struct {
 	Schema string         `json:"schema"`
 	File   string         `json:"file"`
+	Host   string         `json:"host"`   // empty: this machine
 	Plugin *PluginDoc     `json:"plugin"` // null if it did not describe itself
 	OK     bool           `json:"ok"`
 	Checks []TestCheckDoc `json:"checks"`
@@ -31,11 +32,24 @@ type TestCheckDoc struct {
 	Detail string `json:"detail"`
 }
 
+// Ground is the machine that a plugin is tried out on.
+type Ground struct {
+	Name string // as the person calls it; empty for this machine
+	Host sdk.Host
+	// Service makes a place where a service manager may change things, and Clean
+	// takes it away with whatever the plugin left there. Without them nothing is
+	// changed.
+	Service func(ctx context.Context) (conformance.ServiceEnv, error)
+	Clean   func(ctx context.Context) error
+	// Reach uses the machine over a transport's streams. Without it streams only
+	// go to this machine.
+	Reach func(ctx context.Context, d conformance.Dialer) error
+}
+
 // Test runs the conformance suite over the plugin at a path, which need not be
-// locked: whoever names it wants it run. It changes nothing on h, the machine
-// that it is tried against.
-func (c *Catalog) Test(ctx context.Context, path string, h sdk.Host) (TestDoc, error) {
-	doc := TestDoc{Schema: SchemaPluginTest, File: path, OK: true, Checks: []TestCheckDoc{}}
+// locked: whoever names it wants it run.
+func (c *Catalog) Test(ctx context.Context, path string, g Ground) (TestDoc, error) {
+	doc := TestDoc{Schema: SchemaPluginTest, File: path, Host: g.Name, OK: true, Checks: []TestCheckDoc{}}
 	add := func(checks ...conformance.Check) {
 		for _, k := range checks {
 			t := TestCheckDoc{Name: k.Name, Status: "ok", Detail: k.Detail}
@@ -71,7 +85,7 @@ func (c *Catalog) Test(ctx context.Context, path string, h sdk.Host) (TestDoc, e
 		outcome("it speaks a protocol of this fleet", errors.New(why))
 		return doc, ctx.Err()
 	}
-	end, err := c.tryOut(ctx, f, h, add)
+	end, err := c.tryOut(ctx, f, g, add, outcome)
 	if !outcome("it starts in time", err) {
 		return doc, ctx.Err()
 	}
@@ -81,39 +95,62 @@ func (c *Catalog) Test(ctx context.Context, path string, h sdk.Host) (TestDoc, e
 
 // tryOut launches the plugin and runs its kind's suite. The returned function
 // ends it.
-func (c *Catalog) tryOut(ctx context.Context, f Found, h sdk.Host, add func(...conformance.Check)) (end func() error, err error) {
+func (c *Catalog) tryOut(ctx context.Context, f Found, g Ground, add func(...conformance.Check), outcome func(string, error) bool) (end func() error, err error) {
 	d := f.Entry.Description
-	var p *Process
 	switch f.Kind {
 	case sdk.KindProbe:
 		probe, err := c.launchProbe(ctx, f)
 		if err != nil {
 			return nil, err
 		}
-		p = probe.Process
-		add(conformance.Probe(ctx, probe, conformance.ProbeEnv{Description: d, Host: h})...)
-	case sdk.KindService:
-		s, err := c.launchService(ctx, f)
-		if err != nil {
-			return nil, err
-		}
-		p = s.Process
-		facts, err := h.Facts(ctx)
-		if err != nil {
-			return p.Close, err
-		}
-		add(conformance.Service(ctx, s, conformance.ServiceEnv{
-			Description: d, Host: h, Facts: facts, Spec: exampleSpec(facts),
-		})...)
+		add(conformance.Probe(ctx, probe, conformance.ProbeEnv{Description: d, Host: g.Host})...)
+		return probe.endsByItself, nil
 	case sdk.KindTransport:
 		t, err := c.launchTransport(ctx, f, nil)
 		if err != nil {
 			return nil, err
 		}
-		p = t.Process
 		add(conformance.Transport(ctx, dialer{t}, conformance.TransportEnv{})...)
+		if g.Reach != nil {
+			outcome("it carries SSH to the machine", g.Reach(ctx, dialer{t}))
+		}
+		return t.endsByItself, nil
 	}
-	return p.endsByItself, nil
+	s, err := c.launchService(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	facts, err := g.Host.Facts(ctx)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	env := conformance.ServiceEnv{Host: g.Host, Facts: facts, Spec: exampleSpec(facts)}
+	if g.Service != nil {
+		env, err = g.Service(ctx)
+		defer func() { outcome("it leaves nothing behind", cleanUp(ctx, s, env, g.Clean)) }()
+		if !outcome("the machine can take a service", err) {
+			return s.endsByItself, nil
+		}
+	}
+	env.Description = d
+	add(conformance.Service(ctx, s, env)...)
+	return s.endsByItself, nil
+}
+
+// cleanUp ends a tryout whatever came of it: a person who interrupts one wants
+// the machine back too.
+func cleanUp(ctx context.Context, s *Service, env conformance.ServiceEnv, clean func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	var disable, reload error
+	if env.Live {
+		disable = s.Disable(ctx, env.Host, env.Spec)
+	}
+	err := clean(ctx)
+	if env.Live {
+		reload = s.Reload(ctx, env.Host, env.Spec)
+	}
+	return errors.Join(disable, err, reload)
 }
 
 type dialer struct{ t *Transport }

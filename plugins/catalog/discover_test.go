@@ -263,7 +263,7 @@ func TestFirstPartyPluginsConform(t *testing.T) { // design §8: first-party plu
 	}
 	for _, p := range paths {
 		t.Run(filepath.Base(p), func(t *testing.T) {
-			doc, err := c.Test(within(t, 2*time.Minute), p, here(t))
+			doc, err := c.Test(within(t, 2*time.Minute), p, catalog.Ground{Host: here(t)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -284,7 +284,7 @@ func TestBadPluginDoesNotConform(t *testing.T) {
 	c, d := home(t)
 	c.Limits.Start, c.Limits.Call = 2*time.Second, time.Second
 	for _, way := range []string{"crash", "call-crash", "call-unlisted", "call-undescribed"} {
-		doc, err := c.Test(within(t, time.Minute), withBad(t, c, way), here(t))
+		doc, err := c.Test(within(t, time.Minute), withBad(t, c, way), catalog.Ground{Host: here(t)})
 		if err != nil || doc.OK {
 			t.Errorf("%s: %+v, %v", way, doc, err)
 		}

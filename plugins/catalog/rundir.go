@@ -28,12 +28,10 @@ const runLock = "host"
 
 // newRunDir makes a launch's directory and sweeps those of lost launches.
 func (c *Catalog) newRunDir() (*runDir, error) {
-	base, err := c.runBase()
-	if err != nil {
-		return nil, fmt.Errorf("cannot make a directory for the plugin's sockets: %w", err)
+	path, err := c.makeRunDir()
+	if errors.Is(err, fs.ErrNotExist) { // whoever shares the base took it away, being empty
+		path, err = c.makeRunDir()
 	}
-	sweepRunDirs(base)
-	path, err := os.MkdirTemp(base, sdk.RunDirPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a directory for the plugin's sockets: %w", err)
 	}
@@ -56,14 +54,26 @@ func (c *Catalog) newRunDir() (*runDir, error) {
 	return &runDir{path: path, held: f}, nil
 }
 
+func (c *Catalog) makeRunDir() (string, error) {
+	base, err := c.runBase()
+	if err != nil {
+		return "", err
+	}
+	sweepRunDirs(base)
+	return os.MkdirTemp(base, sdk.RunDirPrefix)
+}
+
 func (d *runDir) remove() error {
 	return errors.Join(os.RemoveAll(d.path), d.held.Close())
 }
 
+// FitsRunBase reports whether a directory's path is short enough to be RunBase.
+func FitsRunBase(dir string) bool { return dir != "" && len(dir) <= longestBase }
+
 // runBase is a private directory with a short enough path.
 func (c *Catalog) runBase() (string, error) {
 	base := c.RunBase
-	if base == "" || len(base) > longestBase {
+	if !FitsRunBase(base) {
 		base = filepath.Join("/tmp", "fleet-"+strconv.Itoa(os.Geteuid()))
 	}
 	if err := os.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {

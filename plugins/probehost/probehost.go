@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -86,6 +87,10 @@ func run(o options, version string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if !catalog.FitsRunBase(runBase) {
+		runBase = "/tmp/fleet-probes-" + strconv.Itoa(os.Geteuid())
+		defer os.Remove(runBase) // it stays if another run is using it
+	}
 	c := catalog.ForMachine(exe, runBase)
 	c.Version = version
 	c.Log = hclog.New(&hclog.LoggerOptions{Name: "agentd-probes", Level: hclog.Warn, Output: stderr})
@@ -126,8 +131,7 @@ func gather(data string) (sdk.Facts, string, error) {
 		d := time.Duration(min(max(-*known.ClockOffsetMS, -1e12), 1e12) * float64(time.Millisecond))
 		f.ClockOffset = &d
 	}
-	// The runtime directory is the account's alone; without one the launcher
-	// makes a directory of its own.
+	// The runtime directory is the account's alone.
 	base := ""
 	if st, err := os.Lstat(service.RuntimeDir); err == nil && st.IsDir() {
 		base = service.RuntimeDir

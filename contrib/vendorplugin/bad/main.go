@@ -1,5 +1,6 @@
 // Command bad is a vendor's plugin that does everything wrong, for the tests of
-// the catalog. Its name says which way: fleet-probe-bad-hang and so on.
+// the catalog and of the conformance suites. Its name says which way:
+// fleet-probe-bad-hang, fleet-service-bad-litter and so on.
 package main
 
 import (
@@ -21,6 +22,10 @@ import (
 )
 
 func main() {
+	if name, ok := strings.CutPrefix(filepath.Base(os.Args[0]), "fleet-service-"); ok {
+		sdk.ServeService(sdk.Description{Name: name, Version: "6.6.6", Summary: "does it wrong"}, service{way: strings.TrimPrefix(name, "bad-")})
+		return
+	}
 	name := strings.TrimPrefix(filepath.Base(os.Args[0]), "fleet-probe-")
 	way := strings.TrimPrefix(name, "bad-")
 	describing := len(os.Args) > 1 && os.Args[1] == "describe"
