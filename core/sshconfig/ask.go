@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"fleet.example/fleet/core/fault"
@@ -207,6 +208,9 @@ func run(ctx context.Context, program string, args []string, host string) (out, 
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Args[0] = "ssh"
 	cmd.WaitDelay = time.Second
+	// What a Match exec started ends with ssh.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	stdout, stderr := &limited{left: maxAnswer}, &limited{left: maxWords}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	err = cmd.Run()

@@ -76,6 +76,8 @@ var honoured = map[string]bool{
 	"canonicalizepermittedcnames": true, "ignoreunknown": true, "tag": true,
 	// fleet asks for no password and draws no picture of a key, whatever these say.
 	"batchmode": true, "numberofpasswordprompts": true, "visualhostkey": true, "loglevel": true,
+	// It never writes a known_hosts file.
+	"hashknownhosts": true, "updatehostkeys": true,
 }
 
 // NotHonoured are the lines that differ from ssh's defaults and that fleet does

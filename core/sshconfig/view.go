@@ -249,16 +249,13 @@ func (v *view) read(path string) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
+var unquote = strings.NewReplacer(`"`, "", `'`, "", `\`, "")
+
 // line looks at one line for what makes an answer depend on more than files.
 // It takes more for such a line than ssh does, and never less: quotes and
 // backslashes are dropped before anything is compared.
 func (v *view) line(line string, user bool, depth int) error {
-	bare := strings.TrimLeft(strings.Map(func(r rune) rune {
-		if strings.ContainsRune("\"'\\", r) {
-			return -1
-		}
-		return r
-	}, line), " \t\r\f=")
+	bare := strings.TrimLeft(unquote.Replace(line), " \t\r\f=")
 	if bare == "" || bare[0] == '#' {
 		return nil
 	}
