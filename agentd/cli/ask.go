@@ -33,15 +33,20 @@ func idCommand() *command.Command {
 				return fault.New(fault.NotFound, "no_credential", "no credential is installed in %s", d.Data)
 			}
 			if c.WantsJSON() {
-				return c.Print(struct {
-					Schema        string `json:"schema"`
-					Machine       string `json:"machine"`
-					OrderAudience string `json:"order_audience"`
-				}{"fleet.agent-id/v1", machine, agent.OrderAudience(d.Data)})
+				return c.Print(idDoc{schemaID, machine, agent.OrderAudience(d.Data)})
 			}
 			fmt.Fprintln(c.Stdout, machine)
 			return nil
 		}}
+}
+
+const schemaID = "fleet.agent-id/v1"
+
+// idDoc is fleet.agent-id/v1.
+type idDoc struct {
+	Schema        string `json:"schema"`
+	Machine       string `json:"machine"`
+	OrderAudience string `json:"order_audience"`
 }
 
 func tokenCommand() *command.Command {

@@ -46,14 +46,19 @@ func installCredential(ctx context.Context, c *command.Call) error {
 	// A running agent uses it at once; where none runs, the next start does.
 	told := newLocal(d.Runtime).call(ctx, "POST", wire.PathReload, nil, nil) == nil
 	if c.WantsJSON() {
-		return c.Print(struct {
-			Schema     string `json:"schema"`
-			Machine    string `json:"machine"`
-			Generation int64  `json:"generation"`
-			Status     string `json:"status"`
-			Told       bool   `json:"agent_told"`
-		}{"fleet.credential-installed/v1", doc.Machine, doc.Generation, outcome, told})
+		return c.Print(installedDoc{schemaInstalled, doc.Machine, doc.Generation, outcome, told})
 	}
 	c.Notef("credential of %s, generation %d: %s", doc.Machine, doc.Generation, outcome)
 	return nil
+}
+
+const schemaInstalled = "fleet.credential-installed/v1"
+
+// installedDoc is fleet.credential-installed/v1.
+type installedDoc struct {
+	Schema     string `json:"schema"`
+	Machine    string `json:"machine"`
+	Generation int64  `json:"generation"`
+	Status     string `json:"status"`
+	Told       bool   `json:"agent_told"`
 }

@@ -135,10 +135,19 @@ func runArtifactBuild(ctx context.Context, c *command.Call) error {
 	}
 	base := filepath.Join(c.String("out"), artifact.BaseName(c.String("os"), c.String("arch")))
 	if c.WantsJSON() {
-		return c.Print(map[string]string{"schema": "fleet.artifact-built/v1", "id": id, "manifest": base + ".json"})
+		return c.Print(builtDoc{schemaBuilt, id, base + ".json"})
 	}
 	fmt.Fprintf(c.Stdout, "%s.json  %s\n", base, id)
 	return nil
+}
+
+const schemaBuilt = "fleet.artifact-built/v1"
+
+// builtDoc is fleet.artifact-built/v1.
+type builtDoc struct {
+	Schema   string `json:"schema"`
+	ID       string `json:"id"`
+	Manifest string `json:"manifest"`
 }
 
 // onMachine are the first-party plugins that a machine has a use for.

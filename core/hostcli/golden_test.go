@@ -1,0 +1,15 @@
+package hostcli
+
+import (
+	"testing"
+
+	"fleet.example/fleet/core/golden"
+	"fleet.example/fleet/core/wire"
+)
+
+func TestDocuments(t *testing.T) {
+	golden.Documents(t, map[string]any{
+		"artifact-built": builtDoc{Schema: schemaBuilt},
+		"trust":          trustDoc{Schema: wire.SchemaTrust},
+	})
+}

@@ -1,0 +1,33 @@
+package wire_test
+
+import (
+	"testing"
+
+	"fleet.example/fleet/core/golden"
+	"fleet.example/fleet/core/wire"
+)
+
+// Documents change only by additions; the golden files show what a change does.
+func TestDocuments(t *testing.T) {
+	golden.Documents(t, map[string]any{
+		"agent":         wire.AgentStatus{Schema: wire.SchemaAgent},
+		"agent-facts":   wire.AgentFacts{Schema: wire.SchemaAgentFacts},
+		"audit":         wire.Audit{Schema: wire.SchemaAudit},
+		"check-answer":  wire.CheckAnswer{},
+		"check-body":    wire.CheckBody{},
+		"credential":    wire.Credential{Schema: wire.SchemaCredential},
+		"error":         wire.CLIError{Schema: wire.SchemaError},
+		"findings":      wire.Findings{Schema: wire.SchemaFindings},
+		"identity":      wire.Identity{Schema: wire.SchemaIdentity},
+		"install":       wire.Install{Schema: wire.SchemaInstall},
+		"machine":       wire.Machine{Schema: wire.SchemaMachine},
+		"plane":         wire.Plane{Schema: wire.SchemaPlane},
+		"refusal":       wire.Error{},
+		"rotate":        wire.RotateRequest{},
+		"rotate-answer": wire.RotateAnswer{},
+		"service":       wire.ServiceRecord{Schema: wire.SchemaService},
+		"session":       wire.Session{Schema: wire.SchemaSession},
+		"test":          wire.Test{Schema: wire.SchemaTest},
+		"token":         wire.Token{Schema: wire.SchemaToken},
+	})
+}
