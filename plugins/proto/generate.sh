@@ -1,14 +1,19 @@
 #!/bin/sh
 # Regenerates the Go code of the plugin protos. With --check it changes nothing
-# in the tree and fails if the committed code is not what the protos give.
+# in the tree and fails if the committed code is not what the protos give, or if
+# a proto breaks what released.binpb holds: the protos as vendors have them. A
+# release that adds to them writes it anew, with `generate.sh --release`.
 set -eu
 cd "$(dirname "$0")"
 buf() { go tool -modfile=../../.ci/tools.mod buf "$@"; }
+buf lint
+buf breaking --against released.binpb
+if [ "${1-}" = --release ]; then
+	exec go tool -modfile=../../.ci/tools.mod buf build --exclude-source-info --as-file-descriptor-set -o released.binpb
+fi
 if [ "${1-}" != --check ]; then
-	buf lint
 	exec go tool -modfile=../../.ci/tools.mod buf generate
 fi
-buf lint
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 buf generate --output "$out"
