@@ -154,30 +154,39 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string) {
 	splice(nc, rw.Reader, shim)
 }
 
-// splice moves bytes until either side ends, then ends both.
+// splice moves bytes until either side ends. When the client ends, or the shim
+// takes nothing more, the shim is told so and ends the stream itself: a shim
+// that has sent its last frame and left takes no acknowledgement any more, and
+// that frame is still to be passed on.
 func splice(client net.Conn, buffered *bufio.Reader, shim net.Conn) {
-	done := make(chan struct{}, 2)
+	up := make(chan struct{})
 	go func() {
+		defer close(up)
+		defer endOfInput(shim)
 		// What came with the request is in the buffer; the rest is moved
 		// without one, by the kernel where it can.
 		if n := buffered.Buffered(); n > 0 {
 			head, _ := buffered.Peek(n)
 			if _, err := shim.Write(head); err != nil {
-				done <- struct{}{}
 				return
 			}
 		}
 		io.Copy(shim, plain(client))
-		done <- struct{}{}
 	}()
-	go func() {
-		io.Copy(plain(client), shim)
-		done <- struct{}{}
-	}()
-	<-done
+	io.Copy(plain(client), shim)
 	client.Close()
 	shim.Close()
-	<-done
+	<-up
+}
+
+// endOfInput tells the shim that the client sends nothing more, by which it
+// takes the client to have left.
+func endOfInput(shim net.Conn) {
+	if h, ok := shim.(interface{ CloseWrite() error }); ok {
+		h.CloseWrite()
+		return
+	}
+	shim.Close()
 }
 
 // plain is the connection that io.Copy knows how to splice.

@@ -316,3 +316,30 @@ func TestBadSessionRequestsAreRefused(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 }
+
+// The end of a session cuts nothing off: its last output and its exit code come
+// over the connection that is there, whatever acknowledgements are under way.
+func TestTheEndOfASessionIsNoLostConnection(t *testing.T) {
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	notices := 0
+	for range 40 {
+		var out counting
+		_, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: []string{"head", "-c", "3000000", "/dev/zero"}},
+			agentclient.Attachment{Stdout: &out, Notice: func(string) { notices++ }})
+		if err != nil || exit.Code != 0 || out != 3_000_000 {
+			t.Fatal(err, exit, out)
+		}
+	}
+	if notices > 0 {
+		t.Errorf("the connection was lost and found %d times", notices/2)
+	}
+}
+
+type counting int64
+
+func (c *counting) Write(p []byte) (int, error) {
+	*c += counting(len(p))
+	return len(p), nil
+}

@@ -42,6 +42,9 @@ const DefaultPatience = 2 * time.Minute
 // ackEvery is how many bytes of output are acknowledged together.
 const ackEvery = 32 << 10
 
+// lastWords is how long a connection that takes nothing more is still read.
+const lastWords = 5 * time.Second
+
 // ErrDetached says that the attachment ended and the session goes on.
 var ErrDetached = errors.New("detached; the session goes on")
 
@@ -179,7 +182,15 @@ func (f *follower) serve(ctx context.Context, s *Stream) (*frame.ExitStatus, err
 		wg.Wait()
 	}()
 	wg.Go(func() {
-		if up.run(attached.Stdin) != nil {
+		if up.run(attached.Stdin) == nil {
+			return
+		}
+		// What takes nothing more may have sent the end of the session before.
+		grace := time.NewTimer(lastWords)
+		defer grace.Stop()
+		select {
+		case <-up.done:
+		case <-grace.C:
 			s.Close()
 		}
 	})
