@@ -45,7 +45,7 @@ func TestDocumentsAndTables(t *testing.T) {
 		"person-add-stdout": "person add erin --out -", "person-add-role": "person add erin --role king --out -",
 		"host-ls-none": "host ls", "host-ls-none-json": "host ls --json", "host-unlink-missing": "host unlink web-1",
 		"help-exit-codes": "help exit-codes", "help-selectors": "help selectors", "help-environment": "help environment",
-		"help-delete": "help delete", "unknown": "nope", "unknown-nested": "token nope", "logout": "logout",
+		"help-delete": "help delete", "help-ssh-config": "help ssh-config", "unknown": "nope", "unknown-nested": "token nope", "logout": "logout",
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newFake(t)

@@ -66,5 +66,6 @@ FLEET_SIGN_KEY      the key that signs artifacts
 NO_COLOR, TERM=dumb no colour
 
 State (sessions, pins, links) is in $XDG_STATE_HOME/fleet, sockets are in
-$XDG_RUNTIME_DIR/fleet, /run/user/UID/fleet or /tmp/fleet-UID.`},
+$XDG_RUNTIME_DIR/fleet, /run/user/UID/fleet or /tmp/fleet-UID. What ssh -G said
+of your configuration is kept in $XDG_CACHE_HOME/fleet, and may be removed.`},
 }

@@ -133,7 +133,7 @@ const (
 func askDefaults(ctx context.Context, program string) (string, error) {
 	probe := []string{"-G", "-F", "/dev/null", "-J", plainJump, "-o", "ControlPath=%C", "-o", "IdentityAgent=%%", "--", plainHost}
 	text, _, err := run(ctx, program, probe, plainHost)
-	if err != nil && ctx.Err() == nil {
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		// OpenSSH before 7.3 has neither -J nor IdentityAgent.
 		text, _, err = run(ctx, program, []string{"-G", "-F", "/dev/null", "--", plainHost}, plainHost)
 	}
@@ -211,18 +211,20 @@ func run(ctx context.Context, program string, args []string, host string) (out, 
 	// What a Match exec started ends with ssh.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	stdout, stderr := &limited{left: maxAnswer}, &limited{left: maxWords}
+	stdout, stderr := &limited{left: maxAnswer, full: cancel}, &limited{left: maxWords}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	err = cmd.Run()
 	switch {
+	case stdout.left == 0:
+		return "", "", fmt.Errorf("cannot resolve %s: ssh -G prints more than %d bytes", host, maxAnswer)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return "", "", fault.New(fault.Failure, "ssh_config", "cannot resolve %s: ssh -G gave no answer in %s", host, askTimeout)
 	case ctx.Err() != nil:
 		return "", "", ctx.Err()
 	case err != nil:
-		return "", "", fault.New(fault.Failure, "ssh_config", "cannot resolve %s: %s", host, complaint(stderr.buf.String(), err.Error()))
-	case stdout.left == 0:
-		return "", "", fmt.Errorf("cannot resolve %s: ssh -G prints more than %d bytes", host, maxAnswer)
+		f := fault.New(fault.Failure, "ssh_config", "cannot resolve %s: %s", host, complaint(stderr.buf.String(), err.Error()))
+		f.Err = err
+		return "", "", f
 	}
 	return stdout.buf.String(), stderr.buf.String(), nil
 }
@@ -256,15 +258,19 @@ func said(words string) []string {
 	return lines
 }
 
-// limited keeps the first bytes written to it and drops the rest.
+// limited keeps the first bytes written to it and drops the rest. full, where
+// set, is called when no more is kept.
 type limited struct {
 	buf  bytes.Buffer
 	left int
+	full func()
 }
 
 func (l *limited) Write(p []byte) (int, error) {
 	n := min(len(p), l.left)
 	l.buf.Write(p[:n])
-	l.left -= n
+	if l.left -= n; l.left == 0 && l.full != nil {
+		l.full()
+	}
 	return len(p), nil
 }

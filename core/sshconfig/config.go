@@ -39,6 +39,7 @@ type Config struct {
 	CASignatureAlgorithms []string
 	UserKnownHostsFiles   []string
 	GlobalKnownHostsFiles []string
+	RevokedHostKeys       []string // files: lists of public keys, or key revocation lists
 
 	// The way there.
 	ProxyJump     string // as written; see Chain
@@ -147,7 +148,8 @@ func (c *Config) identity(expanded func(keyword, value string) string) {
 
 func (c *Config) hostKeys(expanded func(keyword, value string) string) {
 	c.HostKeyAlgorithms, c.CASignatureAlgorithms = c.list("hostkeyalgorithms"), c.list("casignaturealgorithms")
-	for keyword, list := range map[string]*[]string{"userknownhostsfile": &c.UserKnownHostsFiles, "globalknownhostsfile": &c.GlobalKnownHostsFiles} {
+	for keyword, list := range map[string]*[]string{"userknownhostsfile": &c.UserKnownHostsFiles, "globalknownhostsfile": &c.GlobalKnownHostsFiles,
+		"revokedhostkeys": &c.RevokedHostKeys} {
 		for _, p := range splitFiles(c.dump.one(keyword)) {
 			if p != "" && !isNone(p) {
 				*list = append(*list, expanded(keyword, p))

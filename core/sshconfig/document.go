@@ -68,7 +68,7 @@ var honoured = map[string]bool{
 	"preferredauthentications": true, "pubkeyauthentication": true, "requiredrsasize": true,
 	"pubkeyacceptedalgorithms": true, "pubkeyacceptedkeytypes": true,
 	"hostkeyalias": true, "hostkeyalgorithms": true, "casignaturealgorithms": true,
-	"userknownhostsfile": true, "globalknownhostsfile": true,
+	"userknownhostsfile": true, "globalknownhostsfile": true, "revokedhostkeys": true,
 	"kexalgorithms": true, "ciphers": true, "macs": true, "rekeylimit": true,
 	"proxyjump": true, "proxycommand": true, "addressfamily": true, "bindaddress": true, "connecttimeout": true,
 	"serveraliveinterval": true, "serveralivecountmax": true,

@@ -102,7 +102,10 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
 			keyed.Do(func() { close(c.keyed) })
 			c.Key = key
-			if keyErr = checkHostKey(p.Config, key); keyErr != nil {
+			if keyErr = checkHostKey(p.Config, key); keyErr == nil {
+				keyErr = checkRevoked(p.Config, key)
+			}
+			if keyErr != nil {
 				return keyErr
 			}
 			c.Pinned, c.Evidence, keyErr = c.judge(pins, known, key)

@@ -65,11 +65,26 @@ func (d Dirs) State() (string, error) {
 	return d.private(filepath.Join(h, "fleet"))
 }
 
-// Cache is the directory of what can be made again.
+// Cache is the directory of what can be made again. In a home directory of
+// somebody else's, as after sudo, there is none: a directory made there would
+// be in that person's way.
 func (d Dirs) Cache() (string, error) {
 	h, err := d.xdg("XDG_CACHE_HOME", ".cache")
 	if err != nil {
 		return "", err
+	}
+	for above := h; ; above = filepath.Dir(above) {
+		st, err := os.Stat(above)
+		if errors.Is(err, fs.ErrNotExist) && above != "/" {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != d.UID {
+			return "", fmt.Errorf("%s belongs to uid %d", above, sys.Uid)
+		}
+		break
 	}
 	return d.private(filepath.Join(h, "fleet"))
 }
