@@ -12,7 +12,7 @@ LDFLAGS   = -s -w -buildid= -X main.version=$(VERSION)
 # The command library's generator of manual pages costs every start a
 # millisecond of init.
 TAGS     := urfave_cli_no_docs
-BUILD     = $(GO) build -tags $(TAGS) -trimpath -ldflags '$(LDFLAGS)'
+BUILD     = $(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 ON_MACHINE := agentd agentd-shim fleet-plugins
 
 .PHONY: help build artifacts demo test e2e lint bench fuzz completions clean
@@ -23,7 +23,7 @@ help: ## list the targets
 build: $(SIGN_KEY) ## build the programs for this machine into bin/
 	@mkdir -p $(BIN)
 	$(BUILD) -o $(BIN)/ ./cmd/fleet ./cmd/planed ./cmd/fleet-plugins
-	$(GO) build -tags $(TAGS) -trimpath -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o $(BIN)/ ./cmd/fleet-host
+	$(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o $(BIN)/ ./cmd/fleet-host
 	$(BIN)/fleet-plugins lock $(BIN)
 
 # The key that signs artifacts where FLEET_SIGN_KEY names no other.
