@@ -183,7 +183,7 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 			return artifact.Find(e.artifactDirs(), goos, goarch, signers)
 		},
 		Signers: signers, Open: e.openAgent,
-		Report: func(wire.Step) {}, Notice: func(string, ...any) {}, Notef: e.notef}
+		Report: func(wire.Step) {}, Notice: func(string, ...any) {}, Sent: func(int64, int64) {}, Notef: e.notef}
 	if p != nil {
 		in.Plane, in.Links, in.PlaneURL, in.RootsPEM = client, p, p.URL(), p.RootsPEM()
 	}

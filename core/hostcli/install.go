@@ -78,9 +78,9 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 		return err
 	}
 	show := newProgress(c)
-	in.Report, in.Notice = show.step, show.notice
+	in.Report, in.Notice, in.Sent = show.step, show.notice, show.sent
 	if c.Interactive() && !c.WantsJSON() {
-		in.Ask = askHostKey(c)
+		in.Ask = show.ask(c)
 	}
 	doc, err := in.Install(ctx, o)
 	show.done()

@@ -74,7 +74,7 @@ func onMachines(b Build, name, summary, help string, spec fanout.Spec, do deed) 
 				if !sel.Many() {
 					show := newProgress(c)
 					defer show.done()
-					one.Report, one.Notice = show.step, show.notice
+					one.Report, one.Notice, one.Sent = show.step, show.notice, show.sent
 				}
 				doc, err := do(&one, ctx, *o.Link)
 				return fanout.Outcome{Document: doc, Words: doneWords(name, doc), Show: func(c *command.Call) error {

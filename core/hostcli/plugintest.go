@@ -67,9 +67,9 @@ func (e *env) testThere(ctx context.Context, path string, o install.Options) (ca
 	}
 	show := newProgress(e.call)
 	defer show.done()
-	in.Report, in.Notice = show.step, show.notice
+	in.Report, in.Notice, in.Sent = show.step, show.notice, show.sent
 	if e.call.Interactive() && !e.call.WantsJSON() {
-		in.Ask = askHostKey(e.call)
+		in.Ask = show.ask(e.call)
 	}
 	t, err := in.Tryout(ctx, o)
 	if err != nil {

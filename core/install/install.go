@@ -83,9 +83,11 @@ type Env struct {
 
 	// Ask asks the person whether the key is right; nil means nobody can be asked.
 	Ask func(ctx context.Context, c *sshconn.Conn) (bool, error)
-	// Report is told of every finished step; Notice of what is being waited for.
+	// Report is told of every finished step; Notice of what is being waited for;
+	// Sent of how many bytes of an upload are on their way.
 	Report func(wire.Step)
 	Notice func(format string, args ...any)
+	Sent   func(sent, size int64)
 	Notef  func(format string, args ...any) // -v
 }
 
@@ -135,6 +137,7 @@ func (r *run) step(ctx context.Context, name string, do func(ctx context.Context
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	begin := time.Now()
+	r.Notice("%s", name)
 	skipped, detail, err := do(ctx)
 	s := wire.Step{Name: name, Status: wire.StepOK, MS: time.Since(begin).Milliseconds(), Detail: detail}
 	switch {

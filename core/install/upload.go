@@ -100,13 +100,7 @@ func (r *run) send(ctx context.Context) (how string, err error) {
 	}
 	defer f.Close()
 	size := r.art.Manifest.Archive.Size
-	return r.conn.Upload(ctx, r.staged(), f, size, func(sent int64) { r.progress(sent, size) })
-}
-
-func (r *run) progress(sent, size int64) {
-	if sent == size || sent%(1<<20) < 32<<10 {
-		r.Notice("uploading %d%%", sent*100/size)
-	}
+	return r.conn.Upload(ctx, r.staged(), f, size, func(sent int64) { r.Sent(sent, size) })
 }
 
 // verify unpacks what was sent, has the machine hash every file, and only then
