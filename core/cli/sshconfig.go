@@ -9,7 +9,6 @@ import (
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/settings"
-	"fleet.example/fleet/core/wire"
 )
 
 func sshConfigCommand() *command.Command {
@@ -44,9 +43,7 @@ func sshConfig(ctx context.Context, c *command.Call) error {
 		}
 	}
 	if c.WantsJSON() {
-		doc := conf.Document()
-		doc["schema"] = wire.SchemaSSHConfig
-		return c.Print(doc)
+		return c.Print(conf.Document())
 	}
 	var b strings.Builder
 	for _, l := range conf.Fields() {

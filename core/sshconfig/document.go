@@ -2,6 +2,8 @@ package sshconfig
 
 import (
 	"strings"
+
+	"fleet.example/fleet/core/wire"
 )
 
 // Fields are the lines of `ssh -G` in its order, with tokens, variables and ~
@@ -43,7 +45,7 @@ var repeated = map[string]bool{"identityfile": true, "certificatefile": true, "s
 // each a string as ssh writes it, or a list of strings where a keyword may have
 // several values, however many it has.
 func (c *Config) Document() map[string]any {
-	doc := map[string]any{}
+	doc := map[string]any{"schema": wire.SchemaSSHConfig}
 	for _, l := range c.dump.lines {
 		values := c.values(l)
 		have, there := doc[l.Keyword]
