@@ -99,6 +99,15 @@ func TestManyMachines(t *testing.T) {
 		}
 	})
 
+	t.Run("much output loses nothing and no connection", func(t *testing.T) {
+		const line = "0123456789012345678901234567890123456789012345678901234567890123456789\n"
+		r := w.run("fleet", "exec", "--all", "--", "sh", "-c", "yes "+strings.TrimSpace(line)+" | head -n 200000")
+		if r.exit != 0 || r.err != "2 ok, 0 failed\n" || strings.Count(r.out, "box-1: "+line) != 200000 || strings.Count(r.out, "box-2: "+line) != 200000 ||
+			len(r.out) != 400000*len("box-1: "+line) {
+			t.Errorf("exit %d, %d bytes: %s", r.exit, len(r.out), r.err)
+		}
+	})
+
 	t.Run("a failure can be the last", func(t *testing.T) {
 		r := w.fails(3, "", "exec", "--all", "--parallel", "1", "--max-failed", "1", "--jsonl", "--", "false")
 		m := parseMany(t, r.out)
