@@ -2,6 +2,7 @@ package planed_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -54,6 +55,8 @@ type plane struct {
 	roots  string
 	invite string
 	flags  []string
+	// program, where set, stands before planed's own arguments in its place.
+	program string
 
 	cmd    *exec.Cmd
 	log    *lockedBuffer
@@ -134,7 +137,7 @@ func newPlane(t *testing.T, flags ...string) *plane {
 func (p *plane) start() {
 	p.t.Helper()
 	args := append([]string{"serve", "--data", p.dir, "--listen", "127.0.0.1" + p.url[strings.LastIndex(p.url, ":"):]}, p.flags...)
-	p.cmd = exec.Command(binary, args...)
+	p.cmd = exec.Command(cmp.Or(p.program, binary), args...)
 	p.cmd.Stderr, p.cmd.Stdout = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)

@@ -50,24 +50,27 @@ func OpenSink(target string, head wire.AuditHead) (*Sink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the audit sink: %w", err)
 	}
-	from, err := lastSeq(f)
+	from, end, err := lastSeq(f)
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("cannot read the audit sink %s: %w", target, err)
 	}
 	return &Sink{from: from, close: f.Close, write: func(b []byte) error {
-		if _, err := f.Write(b); err != nil {
-			return err
+		n, err := f.Write(b)
+		if err != nil && n > 0 { // a full disk took the beginning of the line
+			if cut := f.Truncate(end); cut != nil {
+				return errors.Join(err, cut)
+			}
+			n = 0
 		}
-		return nil
+		end += int64(n)
+		return err
 	}}, nil
 }
 
 // lastSeq finds the last whole entry and cuts off a line that a crash or a
-// full disk left torn.
-func lastSeq(f *os.File) (uint64, error) {
-	var last uint64
-	var end int64
+// full disk left torn. end is where the file then ends.
+func lastSeq(f *os.File) (last uint64, end int64, err error) {
 	r := bufio.NewReaderSize(f, 64<<10)
 	for {
 		line, err := r.ReadBytes('\n')
@@ -75,17 +78,17 @@ func lastSeq(f *os.File) (uint64, error) {
 			break
 		}
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		var e struct {
 			Seq uint64 `json:"seq"`
 		}
 		if err := json.Unmarshal(bytes.TrimSpace(line), &e); err != nil {
-			return 0, fmt.Errorf("a line is no audit entry: %s", err)
+			return 0, 0, fmt.Errorf("a line is no audit entry: %s", err)
 		}
 		last, end = e.Seq, end+int64(len(line))
 	}
-	return last, f.Truncate(end)
+	return last, end, f.Truncate(end)
 }
 
 // Run copies until ctx ends.
