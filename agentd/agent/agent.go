@@ -292,7 +292,8 @@ func (a *Agent) startChecks() *checks {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &checks{cancel: cancel, done: make(chan struct{}), loop: &check.Loop{
 		Store: a.store, Body: a.body, Answered: answered{a.Dirs.Data}, Log: a.Log, Changed: func() { a.probes.Recheck() },
-		Dial: func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
+		Skewed: a.probes.Soon,
+		Dial:   func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
 	}}
 	c.loop.Init()
 	a.loop.Store(c.loop)

@@ -59,8 +59,11 @@ type Server struct {
 const (
 	maxBody       = 4 << 20 // a session request with its environment
 	headerTimeout = 10 * time.Second
-	bodyTimeout   = 30 * time.Second
-	idleTimeout   = 5 * time.Minute
+	// firstTimeout is how long a connection may wait for its first request: a
+	// person's side keeps some open in advance, up to 90 seconds each.
+	firstTimeout = 2 * time.Minute
+	bodyTimeout  = 30 * time.Second
+	idleTimeout  = 5 * time.Minute
 )
 
 type route struct {
@@ -146,7 +149,7 @@ func (s *Server) MintServer() *http.Server { return s.server(s.mux(mintRoutes)) 
 func (s *Server) server(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
-		ReadHeaderTimeout: headerTimeout,
+		ReadHeaderTimeout: firstTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          s.Logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),

@@ -2,10 +2,12 @@ package api
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,7 +59,7 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) {
 	}
 	s.Sessions.SweepSoon()
 	if wantsStream(r) {
-		s.stream(w, r, id)
+		s.stream(w, r, id, req.First)
 		return
 	}
 	one, err := s.Sessions.Get(r.Context(), id)
@@ -115,12 +117,13 @@ func (s *Server) streamSession(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusUpgradeRequired, wire.CodeBadRequest, "a stream needs Upgrade: "+wire.UpgradeSession)
 		return
 	}
-	s.stream(w, r, r.PathValue("id"))
+	s.stream(w, r, r.PathValue("id"), nil)
 }
 
-// stream turns the connection into the session's stream. From then on agentd
-// only moves bytes between the client and the shim.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string) {
+// stream turns the connection into the session's stream, which begins with what
+// the request brought of it. From then on agentd only moves bytes between the
+// client and the shim.
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string, first []byte) {
 	shim, err := s.Sessions.Stream(r.Context(), id)
 	if err != nil {
 		refuseSession(w, err)
@@ -137,7 +140,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string) {
 	defer nc.Close()
 	nc.SetDeadline(time.Now().Add(headerTimeout))
 	io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+wire.UpgradeSession+
-		"\r\n"+wire.HeaderSession+": "+id+"\r\n\r\n")
+		"\r\n"+wire.HeaderSession+": "+id+"\r\n"+wire.HeaderFirst+": "+strconv.Itoa(len(first))+"\r\n\r\n")
 	if rw.Flush() != nil {
 		if shim != nil {
 			shim.Close()
@@ -146,10 +149,16 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string) {
 	}
 	nc.SetDeadline(time.Time{})
 	if shim == nil {
-		if err := s.Sessions.Replay(nc, frame.NewReader(rw.Reader), id); err != nil {
+		if err := s.Sessions.Replay(nc, frame.NewReader(io.MultiReader(bytes.NewReader(first), rw.Reader)), id); err != nil {
 			s.Logger.Debug("replay ended", "session", id, "error", err)
 		}
 		return
+	}
+	if len(first) > 0 {
+		if _, err := shim.Write(first); err != nil {
+			shim.Close()
+			return
+		}
 	}
 	splice(nc, rw.Reader, shim)
 }

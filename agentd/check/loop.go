@@ -68,8 +68,11 @@ type Loop struct {
 	// Changed is called by the worker when the credential's state or its last
 	// write's success became another, for the blockers that follow from them.
 	Changed func()
-	Log     hclog.Logger
-	Now     func() time.Time // the wall clock; nil means time.Now
+	// Skewed is called when the clocks' offset became another by more than a
+	// moment, also from none to one at once. It must not wait.
+	Skewed func()
+	Log    hclog.Logger
+	Now    func() time.Time // the wall clock; nil means time.Now
 
 	instance string
 	kick     chan struct{}
@@ -89,6 +92,7 @@ type Loop struct {
 	last        wire.LastCheck
 	lastOK      time.Time
 	offset      *time.Duration
+	toldOffset  time.Duration // what Skewed was called about last
 	requests    wire.Requests
 	rotateBase  int64 // generation when the rotation was asked for
 	answered    wire.Requests
@@ -318,6 +322,9 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	return l.pace.failed()
 }
 
+// offsetMatters is a change of the clocks' offset that no slow answer explains.
+const offsetMatters = 5 * time.Second
+
 // note keeps what an answer says besides the pace.
 func (l *Loop) note(a *wire.CheckAnswer, now time.Time) {
 	l.mu.Lock()
@@ -327,6 +334,10 @@ func (l *Loop) note(a *wire.CheckAnswer, now time.Time) {
 		// Half of the round trip passed since the plane read its clock.
 		off := a.PlaneTime.Sub(l.started.Add(now.Sub(l.started) / 2))
 		l.offset = &off
+		if moved := off - l.toldOffset; l.Skewed != nil && (moved > offsetMatters || -moved > offsetMatters) {
+			l.toldOffset = off
+			l.Skewed()
+		}
 	}
 	if a.Requests.Rotate != nil && !sameTime(a.Requests.Rotate, l.requests.Rotate) {
 		l.rotateBase = a.Generation

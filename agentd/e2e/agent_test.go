@@ -360,6 +360,21 @@ func TestBadPlanesNeverMakeTheAgentDiscardAnything(t *testing.T) { // R22
 			return true
 		},
 		"server error":     func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(500); return true },
+		"truncated answer": func(w http.ResponseWriter, _ *http.Request) bool {
+			fmt.Fprintf(w, `{"machine":%q,"interval_s":0.`, p.Machine)
+			return true
+		},
+		"answer that ends early": func(w http.ResponseWriter, _ *http.Request) bool {
+			w.Header().Set("Content-Length", "500")
+			fmt.Fprintf(w, `{"machine":%q,"interval_s":1}`, p.Machine)
+			return true
+		},
+		"captive portal with a status of its own": func(w http.ResponseWriter, _ *http.Request) bool {
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(http.StatusNetworkAuthenticationRequired)
+			io.WriteString(w, "<html>please log in</html>")
+			return true
+		},
 		"oversized answer": func(w http.ResponseWriter, _ *http.Request) bool { w.Write(make([]byte, 1<<20)); return true },
 		"another machine's answer": func(w http.ResponseWriter, _ *http.Request) bool {
 			fmt.Fprintf(w, `{"machine":%q,"interval_s":0.1}`, wire.NewMachineID())

@@ -60,18 +60,23 @@ type Plane struct {
 	// LoseAnswers closes the connection after the request had its effect.
 	LoseAnswers bool
 
+	ahead  time.Duration
 	seen   []Seen
 	marks  int
 	server *httptest.Server
 }
 
 // Start starts a plane with one machine, whose first credential it returns.
-func Start(t testing.TB) (*Plane, wire.Credential) {
+func Start(t testing.TB) (*Plane, wire.Credential) { return StartAt(t, 0) }
+
+// StartAt is Start of a plane whose clock is ahead of the machine's. Its
+// certificate is of its own time, backdated as planed's is.
+func StartAt(t testing.TB, ahead time.Duration) (*Plane, wire.Credential) {
 	t.Helper()
-	p := &Plane{Machine: wire.NewMachineID(), Generation: 1, IntervalS: 1, TestFloorS: 0.1}
+	p := &Plane{ahead: ahead, Machine: wire.NewMachineID(), Generation: 1, IntervalS: 1, TestFloorS: 0.1}
 	first := secret.New("fm_")
 	p.Current = first.Digest()
-	root, cert := certificate(t)
+	root, cert := certificate(t, time.Now().Add(ahead))
 	p.Roots = root
 	p.server = httptest.NewUnstartedServer(http.HandlerFunc(p.serve))
 	p.server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}
@@ -89,14 +94,14 @@ func (p *Plane) Addr() string { return p.server.Listener.Addr().String() }
 // CloseConnections drops every connection, as a restart does.
 func (p *Plane) CloseConnections() { p.server.CloseClientConnections() }
 
-func certificate(t testing.TB) (rootPEM string, leaf tls.Certificate) {
+func certificate(t testing.TB, now time.Time) (rootPEM string, leaf tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	root := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test root"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		NotBefore: now.Add(-72 * time.Hour), NotAfter: now.Add(14 * 24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign}
 	der, err := x509.CreateCertificate(rand.Reader, root, root, &key.PublicKey, key)
 	if err != nil {
@@ -223,7 +228,7 @@ func (p *Plane) answer(w http.ResponseWriter, r *http.Request, body []byte) (gen
 		p.promote(generation)
 		p.marks++
 		b, _ := json.Marshal(wire.CheckAnswer{Machine: p.Machine, Generation: generation, IntervalS: p.IntervalS, MinGapS: p.TestFloorS,
-			TestFloorS: p.TestFloorS, Mark: "m" + strconv.Itoa(p.marks), PlaneTime: time.Now(), Requests: p.Requests})
+			TestFloorS: p.TestFloorS, Mark: "m" + strconv.Itoa(p.marks), PlaneTime: time.Now().Add(p.ahead), Requests: p.Requests})
 		w.Write(b)
 	case r.URL.Path == wire.PathRotate:
 		var req wire.RotateRequest

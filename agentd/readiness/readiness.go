@@ -46,6 +46,7 @@ type Keeper struct {
 	Log     hclog.Logger
 
 	ask     chan chan struct{}
+	soon    chan struct{}
 	looking sync.Mutex
 
 	mu       sync.Mutex
@@ -59,7 +60,7 @@ type Keeper struct {
 
 // Init makes the keeper ready.
 func (k *Keeper) Init() {
-	k.ask = make(chan chan struct{})
+	k.ask, k.soon = make(chan chan struct{}), make(chan struct{}, 1)
 	k.byProbe = map[string][]wire.Finding{}
 }
 
@@ -74,6 +75,8 @@ func (k *Keeper) Run(ctx context.Context) {
 			t.Stop()
 			return
 		case <-t.C:
+		case <-k.soon:
+			t.Stop()
 		case done := <-k.ask:
 			t.Stop()
 			k.probe(ctx)
@@ -95,6 +98,15 @@ func (k *Keeper) Now(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// Soon has the probes run again, since what they read of Facts became another.
+// It waits for nothing.
+func (k *Keeper) Soon() {
+	select {
+	case k.soon <- struct{}{}:
+	default:
 	}
 }
 
