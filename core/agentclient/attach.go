@@ -52,11 +52,13 @@ var ErrDetached = errors.New("detached; the session goes on")
 // as the session exists, also when an error is returned.
 func (c *Client) Run(ctx context.Context, req wire.SessionRequest, a Attachment) (id string, exit *frame.ExitStatus, err error) {
 	req.Stdin = req.Stdin || a.Stdin != nil
+	f := newFollower(a, 0)
+	req.First = f.attach()
 	s, err := c.Exec(ctx, req)
 	if err != nil {
 		return "", nil, err
 	}
-	exit, _, err = c.follow(ctx, s, s.Session, 0, a)
+	exit, _, err = c.follow(ctx, s, s.Session, f)
 	return s.Session, exit, err
 }
 
@@ -68,7 +70,7 @@ func (c *Client) Attach(ctx context.Context, id string, from int64, a Attachment
 	if err != nil {
 		return nil, from, err
 	}
-	return c.follow(ctx, s, id, from, a)
+	return c.follow(ctx, s, id, newFollower(a, from))
 }
 
 // follower is one attachment over its connections.
@@ -78,8 +80,21 @@ type follower struct {
 	input *sendBuffer
 }
 
-func (c *Client) follow(ctx context.Context, s *Stream, id string, from int64, a Attachment) (*frame.ExitStatus, int64, error) {
-	f := &follower{Attachment: a, at: from, input: newSendBuffer()}
+func newFollower(a Attachment, from int64) *follower {
+	return &follower{Attachment: a, at: from, input: newSendBuffer()}
+}
+
+// attach is the first frame of a stream.
+func (f *follower) attach() []byte {
+	req := frame.AttachRequest{From: f.at, Rows: f.Size.Rows, Cols: f.Size.Cols}
+	if f.Stdin != nil {
+		req.Writer = f.input.writer
+	}
+	return frame.AppendJSON(nil, frame.Attach, req)
+}
+
+func (c *Client) follow(ctx context.Context, s *Stream, id string, f *follower) (*frame.ExitStatus, int64, error) {
+	a := f.Attachment
 	if a.Stdin != nil {
 		go f.input.fill(a.Stdin) // a blocked read of standard input cannot be woken; the process's end ends it
 	}
@@ -153,12 +168,10 @@ func (f *follower) serve(ctx context.Context, s *Stream) (*frame.ExitStatus, err
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	defer s.Close()
-	req := frame.AttachRequest{From: f.at, Rows: f.Size.Rows, Cols: f.Size.Cols}
-	if f.Stdin != nil {
-		req.Writer = f.input.writer
-	}
-	if _, err := s.Write(frame.AppendJSON(nil, frame.Attach, req)); err != nil {
-		return nil, err
+	if !s.begun {
+		if _, err := s.Write(f.attach()); err != nil {
+			return nil, err
+		}
 	}
 	t, p, err := s.Next()
 	if err != nil {

@@ -292,6 +292,7 @@ func sessionPath(id string) string { return wire.PathSessions + "/" + url.PathEs
 type Stream struct {
 	Session string
 	rw      io.ReadWriteCloser
+	begun   bool // its first bytes went with the request
 	*frame.Reader
 }
 
@@ -324,7 +325,8 @@ func (c *Client) stream(ctx context.Context, method, path string, in any) (*Stre
 		resp.Body.Close()
 		return nil, errors.New("the agent did not upgrade the connection")
 	}
-	return &Stream{Session: resp.Header.Get(wire.HeaderSession), rw: rw, Reader: frame.NewReader(rw)}, nil
+	n, _ := strconv.Atoi(resp.Header.Get(wire.HeaderFirst))
+	return &Stream{Session: resp.Header.Get(wire.HeaderSession), rw: rw, begun: n > 0, Reader: frame.NewReader(rw)}, nil
 }
 
 func (c *Client) upgrade(ctx context.Context, method, path string, in any) (*http.Response, error) {

@@ -37,7 +37,7 @@ func Main(args []string, std command.IO, version string) int {
 	app.Commands = append(app.Commands, sshConfigCommand())
 	app.Commands = append(app.Commands, DataPath(overLinks)...)
 	app.Commands = append(app.Commands, auditCommand(), tokenCommand(), personCommand())
-	app.Commands = append(app.Commands, append(tools, versionCommand(version))...)
+	app.Commands = append(app.Commands, append(tools, muxCommand(), versionCommand(version))...)
 	return app.Main(args, std)
 }
 

@@ -2,21 +2,61 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"sync"
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/settings"
+	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
 
 // overLinks reaches machines over the links that are kept here.
 var overLinks = Reach{Find: fanout.Linked, Open: openLink}
 
-// openLink starts a fleet-host that reaches the machine over its link.
+// muxOptions say which fleet-host serves the call.
+func muxOptions(c *command.Call) (mux.Options, error) {
+	program, err := mux.Executable()
+	if err != nil {
+		return mux.Options{}, err
+	}
+	d := state.DirsOf(c.Getenv)
+	run, err := d.Runtime()
+	if err != nil {
+		return mux.Options{}, err
+	}
+	st, err := d.State()
+	if err != nil {
+		return mux.Options{}, err
+	}
+	o := mux.Options{Program: program, Runtime: run, Private: c.Bool("no-mux"), MayStart: hasTerminal(), Stderr: c.Stderr,
+		World: []string{st, c.Getenv("HOME"), c.Getenv("XDG_DATA_HOME"), c.Getenv("XDG_CONFIG_HOME"), c.Getenv("FLEET_PLUGIN_DIR")}}
+	if c.Bool("verbose") {
+		o.Note = func(text string) { c.Notef("%s", command.Clean(text)) }
+	}
+	return o, nil
+}
+
+// hasTerminal reports whether somebody is there, unlike under cron: processes
+// that stay are started only then.
+func hasTerminal() bool {
+	f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+// openLink opens the way to a machine over its link.
 func openLink(ctx context.Context, c *command.Call, m fanout.Machine) (Target, error) {
 	if m.Link == nil {
 		return nil, fanout.NoDestination(m, m.Label())
@@ -25,60 +65,140 @@ func openLink(ctx context.Context, c *command.Call, m fanout.Machine) (Target, e
 	if err != nil {
 		return nil, err
 	}
-	program, err := mux.Executable()
-	if err != nil {
-		return nil, err
-	}
-	var args []string
-	if c.Bool("verbose") {
-		args = append(args, "--verbose")
-	}
-	host, err := mux.Start(ctx, program, args, c.Stderr)
-	if err != nil {
-		return nil, err
-	}
 	l := m.Link
-	return &linked{host: host, m: m, stderr: c.Stderr,
-		hello: mux.Hello{Host: l.Host, SSHArgs: l.SSHArgs, Plane: p.URL(), Machine: l.Machine, DataDir: l.DataDir, Runtime: l.Runtime}}, nil
+	flags, err := sshconfig.FlagsOf(l.SSHArgs)
+	if err != nil {
+		return nil, err
+	}
+	route, err := settings.Resolver(c.Getenv).Chain(ctx, l.Host, flags)
+	if err != nil {
+		return nil, err
+	}
+	sayConfigured(c, route)
+	key, err := mux.KeyOf(route)
+	if err != nil {
+		return nil, err
+	}
+	o, err := muxOptions(c)
+	if err != nil {
+		return nil, err
+	}
+	host, err := mux.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return &linked{host: host, m: m, stderr: c.Stderr, route: route,
+		hello: mux.Hello{Key: key, Host: l.Host, Plane: p.URL(), Machine: l.Machine, DataDir: l.DataDir, Runtime: l.Runtime}}, nil
+}
+
+// sayConfigured says under -v how the configuration came about, and what in it
+// nothing here connects by.
+func sayConfigured(c *command.Call, route *sshconfig.Chain) {
+	if !c.Bool("verbose") {
+		return
+	}
+	for _, hop := range append(route.Jumps[:len(route.Jumps):len(route.Jumps)], route.Target) {
+		for _, line := range hop.Explain() {
+			c.Notef("%s", command.Clean(line))
+		}
+	}
 }
 
 // linked is a machine reached over its link.
 type linked struct {
-	host   *mux.Private
+	host   *mux.Server
 	m      fanout.Machine
 	hello  mux.Hello
+	route  *sshconfig.Chain
 	stderr io.Writer
+
+	mu     sync.Mutex
+	token  secret.Text // that came with the last stream
+	ahead  net.Conn    // a stream that was opened to get a token
 	warned bool
 }
 
 func (t *linked) ID() string   { return t.m.ID }
 func (t *linked) Name() string { return t.m.Name }
 
+func (t *linked) do(ctx context.Context, h mux.Hello) (net.Conn, *mux.Answer, error) {
+	return t.host.Do(ctx, h, func() *sshconfig.Chain { return t.route })
+}
+
 func (t *linked) Dial(ctx context.Context) (net.Conn, error) {
-	h := t.hello
-	h.Op = mux.OpStream
-	conn, _, err := t.host.Do(ctx, h)
+	t.mu.Lock()
+	conn := t.ahead
+	t.ahead = nil
+	t.mu.Unlock()
+	if conn != nil {
+		return conn, nil
+	}
+	conn, _, err := t.stream(ctx)
 	return conn, err
 }
 
-func (t *linked) Token(ctx context.Context, renew bool) (secret.Text, error) {
-	tok, warning, err := t.host.Token(ctx, t.hello, renew)
-	if warning != "" && !t.warned {
-		t.warned = true
-		io.WriteString(t.stderr, "fleet: "+warning+"\n")
+func (t *linked) stream(ctx context.Context) (net.Conn, secret.Text, error) {
+	h := t.hello
+	h.Op = mux.OpStream
+	conn, a, err := t.do(ctx, h)
+	if err != nil {
+		return nil, secret.Text{}, err
 	}
-	return tok, err
+	t.warn(a.Warning)
+	return conn, secret.Of(a.Token), nil
+}
+
+// Token gives the token that comes with a stream: who wants one is about to
+// open the other.
+func (t *linked) Token(ctx context.Context, renew bool) (secret.Text, error) {
+	if !renew {
+		conn, tok, err := t.stream(ctx)
+		if err != nil {
+			return secret.Text{}, err
+		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.ahead != nil {
+			t.ahead.Close()
+		}
+		t.ahead = conn
+		return tok, nil
+	}
+	h := t.hello
+	h.Op, h.Renew = mux.OpToken, true
+	conn, a, err := t.do(ctx, h)
+	if err != nil {
+		return secret.Text{}, err
+	}
+	t.warn(a.Warning)
+	return secret.Of(a.Token), conn.Close()
+}
+
+func (t *linked) warn(text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if text != "" && !t.warned {
+		t.warned = true
+		fmt.Fprintf(t.stderr, "fleet: %s\n", text)
+	}
 }
 
 func (t *linked) Control(ctx context.Context, verb string) (*wire.AgentStatus, error) {
 	h := t.hello
 	h.Op, h.Verb = mux.OpControl, verb
-	conn, a, err := t.host.Do(ctx, h)
+	conn, a, err := t.do(ctx, h)
 	if err != nil {
 		return nil, err
 	}
-	conn.Close()
-	return a.Status, nil
+	return a.Status, conn.Close()
 }
 
-func (t *linked) Close() error { return t.host.Close() }
+func (t *linked) Close() error {
+	t.mu.Lock()
+	if t.ahead != nil {
+		t.ahead.Close()
+		t.ahead = nil
+	}
+	t.mu.Unlock()
+	return t.host.Close()
+}

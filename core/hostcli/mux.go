@@ -10,22 +10,40 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/muxserver"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
 )
+
+// muxIdle is how long a shared connection that nobody uses is kept, and then
+// the process that keeps it.
+const muxIdle = 10 * time.Minute
 
 func muxCommand(b Build) *command.Command {
 	return &command.Command{
-		Name: "mux", Hidden: true, Summary: "hold the SSH connections of one command",
-		Sub: []*command.Command{{Name: "serve", Summary: "listen on a private socket until standard input ends",
-			Run: func(ctx context.Context, c *command.Call) error { return runMux(ctx, b, c) }}},
+		Name: "mux", Hidden: true, Summary: "hold SSH connections",
+		Sub: []*command.Command{{Name: "serve", Summary: "listen until standard input ends, or, shared, until nobody needs it",
+			Flags: []ufcli.Flag{&ufcli.StringFlag{Name: "shared", Usage: "listen at `SOCKET` for all of the person's commands"}},
+			Run: func(ctx context.Context, c *command.Call) error {
+				err := runMux(ctx, b, c)
+				if err != nil {
+					json.NewEncoder(c.Stdout).Encode(mux.Ready{Error: fault.Of(err).Msg})
+				}
+				return err
+			}}},
 	}
 }
 
@@ -38,11 +56,20 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 	if err != nil {
 		return err
 	}
-	dir, err := e.dirs.Runtime()
-	if err != nil {
-		return err
+	shared := c.String("shared")
+	path := shared
+	if path == "" {
+		dir, err := e.dirs.Runtime()
+		if err != nil {
+			return err
+		}
+		path = filepath.Join(dir, "mux-"+rand.Text()[:12])
 	}
-	path := filepath.Join(dir, "mux-"+rand.Text()[:12])
+	// Whoever starts a shared server holds its lock, so that what stands at the
+	// path is left over.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("cannot listen for fleet: %w", err)
+	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return fmt.Errorf("cannot listen for fleet: %w", err)
@@ -52,21 +79,96 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return err
 	}
-	// Whoever started this process holds the other end of its standard input;
-	// when it ends, for whatever reason, this ends.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // ends with standard input, or with the process
-		io.Copy(io.Discard, c.Stdin)
-		cancel()
-	}()
-	s := muxserver.New(func(ctx context.Context, host string, f sshconfig.Flags) (*sshconn.Conn, error) {
-		return e.connect(ctx, in, host, f)
-	}, e.notef, e.recordOutcome)
+	conf := muxserver.Config{
+		Dial: func(ctx context.Context, route *sshconfig.Chain, note func(string, ...any)) (*sshconn.Conn, error) {
+			return e.connectRoute(ctx, in, route, note)
+		},
+		Trusted: e.stillTrusted, Outcome: e.recordOutcome, Build: programBuild(b),
+		Status: wire.Mux{PID: os.Getpid(), Version: b.Version, Socket: path, Since: wire.TimeOf(time.Now().UTC())},
+	}
+	if shared == "" {
+		// Whoever started this process holds the other end of its standard input;
+		// when it ends, for whatever reason, this ends.
+		go func() { // ends with standard input, or with the process
+			io.Copy(io.Discard, c.Stdin)
+			cancel()
+		}()
+	} else {
+		l.SetUnlinkOnClose(false) // by then it may be another's
+		own, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		conf.Idle, conf.Retire = muxIdle, func() bool { return removeSocket(path, own) }
+		defer removeSocket(path, own)
+	}
+	s := muxserver.New(conf)
 	if err := json.NewEncoder(c.Stdout).Encode(mux.Ready{Socket: path}); err != nil {
 		return err
 	}
+	if shared != "" {
+		closeOutput(c.Stdout)
+	}
 	return s.Serve(ctx, l)
+}
+
+// closeOutput lets go of whoever waited for this process to listen.
+func closeOutput(w io.Writer) {
+	if f, ok := w.(*os.File); ok {
+		f.Close()
+	}
+}
+
+// removeSocket takes a shared server's socket away if it is still its own. It
+// is false if another command is about to start a server.
+func removeSocket(path string, own os.FileInfo) bool {
+	f, err := os.OpenFile(mux.LockOf(path), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		return false
+	}
+	if st, err := os.Lstat(path); err == nil && os.SameFile(st, own) {
+		return os.Remove(path) == nil
+	}
+	return true
+}
+
+// programBuild is this program as its clients see it.
+func programBuild(b Build) mux.Build {
+	m := mux.Build{Version: b.Version}
+	if self, err := os.Executable(); err == nil {
+		if st, err := os.Stat(self); err == nil {
+			m.Program = st.ModTime().UnixNano()
+		}
+	}
+	return m
+}
+
+// connectRoute dials a resolved destination whose host keys are pinned.
+func (e *env) connectRoute(ctx context.Context, in *install.Env, route *sshconfig.Chain, note func(string, ...any)) (*sshconn.Conn, error) {
+	own := *in
+	own.Notef = note
+	c, err := own.ConnectChain(ctx, route, false)
+	if err != nil {
+		return nil, err
+	}
+	if !c.Pinned {
+		err := sshconn.Unconfirmed(c)
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// stillTrusted reports whether a connection's keys are still what is pinned.
+func (e *env) stillTrusted(conn *sshconn.Conn, _ *sshconfig.Chain, seen string) (string, bool) {
+	mark := e.pins.Stamp()
+	return mark, mark == seen || conn.StillPinned()
 }
 
 // recordOutcome keeps with the link how the last dial ended, when that changed.

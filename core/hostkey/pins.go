@@ -13,9 +13,11 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sort"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -89,6 +91,20 @@ func (s *Store) List() ([]Entry, error) {
 		return a.Name < b.Name || a.Name == b.Name && a.Chain < b.Chain
 	})
 	return f.Entries, nil
+}
+
+// Stamp tells one state of the pins from another: as long as it is the same,
+// nothing was pinned or forgotten. Every change writes another file.
+func (s *Store) Stamp() string {
+	st, err := os.Stat(s.path)
+	if err != nil {
+		return "none"
+	}
+	inode := uint64(0)
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		inode = sys.Ino
+	}
+	return fmt.Sprint(inode, " ", st.Size(), " ", st.ModTime().UnixNano())
 }
 
 // Pins returns what is pinned for the place.

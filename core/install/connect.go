@@ -29,7 +29,9 @@ func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, a
 	if err != nil {
 		return nil, err
 	}
-	e.sayConfigured(chain.Target)
+	for _, line := range chain.Target.Explain() {
+		e.Notef("%s", line)
+	}
 	return e.ConnectChain(ctx, chain, anew)
 }
 
@@ -42,22 +44,6 @@ func (e *Env) ConnectChain(ctx context.Context, chain *sshconfig.Chain, anew boo
 		}
 	}
 	return sshconn.Dial(ctx, sshconn.Params{Config: conf, Dial: e.Dial, Pins: e.Pins, Anew: anew, Notef: e.Notef})
-}
-
-// sayConfigured says under -v how the configuration came about, and what in it
-// nothing here connects by.
-func (e *Env) sayConfigured(conf *sshconfig.Config) {
-	for _, w := range conf.Warnings() {
-		e.Notef("ssh: %s", w)
-	}
-	e.Notef("%s is %s (%s)", conf.Alias, conf, conf.Origin())
-	if lines := conf.NotHonoured(); len(lines) > 0 {
-		words := make([]string, len(lines))
-		for i, l := range lines {
-			words[i] = strings.TrimSpace(l.Keyword + " " + l.Value)
-		}
-		e.Notef("not honoured of its configuration: %s", strings.Join(words, "; "))
-	}
 }
 
 func (r *run) connect(ctx context.Context) (bool, string, error) {

@@ -84,6 +84,13 @@ func (a *Agent) dial(ctx context.Context, socket string) (net.Conn, error) {
 	return a.conn.Stream(ctx, s)
 }
 
+// Bridged reports whether each stream is a program that runs on the machine.
+func (a *Agent) Bridged() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bridge
+}
+
 // running tells why no socket is there, or returns nil if one is.
 func (a *Agent) running(ctx context.Context, socket string) error {
 	r, err := a.conn.Run(ctx, sshconn.Script{Args: []string{a.dirs.Data, path.Join(a.dirs.Runtime, socket)}, Body: `

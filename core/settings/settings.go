@@ -28,6 +28,7 @@ func Flags() []cli.Flag {
 		&cli.StringFlag{Name: "plane", Usage: "`URL` of the plane, instead of the last one logged in to", EnvVars: []string{"FLEET_PLANE"}},
 		&cli.StringFlag{Name: "token-file", Usage: "private `FILE` with an automation token, instead of a session", EnvVars: []string{"FLEET_TOKEN_FILE"}},
 		&cli.BoolFlag{Name: "no-input", Usage: "never ask; fail and name the flag that answers", EnvVars: []string{"FLEET_NO_INPUT"}},
+		&cli.BoolFlag{Name: "no-mux", Usage: "share no SSH connection with other commands", EnvVars: []string{"FLEET_NO_MUX"}},
 		&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say more on standard error", EnvVars: []string{"FLEET_VERBOSE"}},
 	}
 }
@@ -38,6 +39,7 @@ type file struct {
 	TokenFile *string `toml:"token_file"`
 	NoInput   *bool   `toml:"no_input"`
 	Verbose   *bool   `toml:"verbose"`
+	NoMux     *bool   `toml:"no_mux"`
 	Parallel  *int    `toml:"parallel"`
 }
 
@@ -70,7 +72,7 @@ func Load(d state.Dirs) (map[string]string, error) {
 		}
 		set("plane", f.Plane)
 		set("token-file", f.TokenFile)
-		for name, v := range map[string]*bool{"no-input": f.NoInput, "verbose": f.Verbose} {
+		for name, v := range map[string]*bool{"no-input": f.NoInput, "verbose": f.Verbose, "no-mux": f.NoMux} {
 			if v != nil {
 				out[name] = strconv.FormatBool(*v)
 			}

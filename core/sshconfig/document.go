@@ -1,6 +1,7 @@
 package sshconfig
 
 import (
+	"fmt"
 	"strings"
 
 	"fleet.example/fleet/core/wire"
@@ -91,6 +92,24 @@ func (c *Config) NotHonoured() []Line {
 			continue
 		}
 		out = append(out, l)
+	}
+	return out
+}
+
+// Explain says, for -v, how the configuration came about and what in it nothing
+// here connects by.
+func (c *Config) Explain() []string {
+	var out []string
+	for _, w := range c.Warnings() {
+		out = append(out, "ssh: "+w)
+	}
+	out = append(out, fmt.Sprintf("%s is %s (%s)", c.Alias, c, c.Origin()))
+	if lines := c.NotHonoured(); len(lines) > 0 {
+		words := make([]string, len(lines))
+		for i, l := range lines {
+			words[i] = strings.TrimSpace(l.Keyword + " " + l.Value)
+		}
+		out = append(out, "not honoured of its configuration: "+strings.Join(words, "; "))
 	}
 	return out
 }

@@ -71,7 +71,8 @@ type Conn struct {
 	notef     func(string, ...any)
 	confirmed atomic.Bool
 	keyed     chan struct{} // closed when keys were exchanged
-	closed    chan struct{}
+	closed    chan struct{} // by Close
+	ended     chan struct{} // when the connection has, for whatever reason
 	closing   sync.Once
 	wg        sync.WaitGroup
 
@@ -144,6 +145,11 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 		return nil, err
 	}
 	c.confirmed.Store(c.Pinned)
+	c.ended = make(chan struct{})
+	go func() { // ends with the connection, which Close ends
+		c.client.Wait()
+		close(c.ended)
+	}()
 	c.wg.Go(c.keepalive)
 	return c, nil
 }
@@ -246,26 +252,9 @@ func (c *Conn) keepalive() {
 			return
 		case <-tick.C:
 		}
-		answered := make(chan error, 1)
-		go func() { // ends when the answer comes or the connection is closed
-			_, _, err := c.client.SendRequest("keepalive@openssh.com", true, nil)
-			answered <- err
-		}()
-		timer := time.NewTimer(patience)
-		select {
-		case err := <-answered:
-			timer.Stop()
-			if err == nil {
-				continue
-			}
-		case <-timer.C:
-			c.notef("no sign of life from %s in %s, closing the connection", c.Config, patience)
-		case <-c.closed:
+		if !c.ProveAlive(patience) {
+			return
 		}
-		timer.Stop()
-		c.client.Close()
-		<-answered
-		return
 	}
 }
 
@@ -281,13 +270,41 @@ func (c *Conn) Close() error {
 }
 
 // Done is closed when the connection has ended.
-func (c *Conn) Done() <-chan struct{} {
-	done := make(chan struct{})
-	go func() { // ends with the connection, which Close ends
-		c.client.Wait()
-		close(done)
+func (c *Conn) Done() <-chan struct{} { return c.ended }
+
+// ProveAlive asks the host for a sign of life, and closes the connection if
+// none comes in the time given.
+func (c *Conn) ProveAlive(within time.Duration) bool {
+	answered := make(chan error, 1)
+	go func() { // ends when the answer comes or the connection is closed
+		_, _, err := c.client.SendRequest("keepalive@openssh.com", true, nil)
+		answered <- err
 	}()
-	return done
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case err := <-answered:
+		if err == nil {
+			return true
+		}
+	case <-timer.C:
+		c.notef("no sign of life from %s in %s, closing the connection", c.Config, within)
+	case <-c.closed:
+	}
+	c.client.Close()
+	<-answered
+	return false
+}
+
+// StillPinned reports whether the pins, as they are now, say of the host's key
+// what they have to say for the connection to be used.
+func (c *Conn) StillPinned() bool {
+	pins, err := c.pins.Pins(c.Place)
+	if err != nil {
+		return false
+	}
+	ok, err := hostkey.Check(c.Place, pins, c.Key)
+	return ok && err == nil
 }
 
 // Confirm records that a person confirmed the host's key, in the way given,

@@ -110,6 +110,9 @@ type SessionRequest struct {
 	// may produce output that nobody reads; it changes nothing about what runs.
 	Attached bool         `json:"attached,omitempty"`
 	Spool    *SpoolPolicy `json:"spool,omitempty"`
+	// First are the stream's first bytes, sent along so that attaching takes no
+	// round trip of its own. The answer's HeaderFirst says how many were taken.
+	First []byte `json:"first,omitempty"`
 }
 
 // PTY asks for a pseudo terminal. Rows and Cols are in characters.

@@ -81,6 +81,10 @@ const (
 // became its stream at once (POST /v1/sessions with Upgrade).
 const HeaderSession = "Fleet-Session"
 
+// HeaderFirst carries how many bytes of SessionRequest.First were taken. An
+// agent that knows no such field leaves it out.
+const HeaderFirst = "Fleet-First"
+
 // Codes of refusals on the agent's socket.
 const (
 	CodeDraining         = "draining"

@@ -1,0 +1,170 @@
+package muxserver
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"fleet.example/fleet/core/agentclient"
+	"fleet.example/fleet/core/install"
+	"fleet.example/fleet/core/reach"
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/sshconn"
+)
+
+const (
+	// matchHolds is how long a match stands before it is made again beside the
+	// work.
+	matchHolds = time.Minute
+	matchIn    = 30 * time.Second
+)
+
+// agent is the agent of one machine behind one connection.
+type agent struct {
+	server  *Server
+	conn    *sshconn.Conn
+	reach   *reach.Agent
+	machine string
+
+	minting sync.Mutex // one mint and match at a time; the others wait and share it
+
+	mu       sync.Mutex
+	token    secret.Text
+	warning  string
+	matched  time.Time
+	checking bool
+	used     time.Time
+	spares   spares
+}
+
+// tokenOf returns a token of an agent that was matched. With renew, the token
+// before was refused.
+func (g *agent) tokenOf(ctx context.Context, renew bool) (secret.Text, string, error) {
+	g.mu.Lock()
+	before, old := g.token, time.Since(g.matched) > matchHolds
+	if old && !before.Empty() && !renew && !g.checking {
+		g.checking = true
+		g.server.wg.Go(g.recheck)
+	}
+	warning := g.warning
+	g.used = time.Now()
+	g.mu.Unlock()
+	if !before.Empty() && !renew {
+		return before, warning, nil
+	}
+	g.minting.Lock()
+	defer g.minting.Unlock()
+	g.mu.Lock()
+	now, warning := g.token, g.warning
+	g.mu.Unlock()
+	if !now.Empty() && now != before {
+		return now, warning, nil // another client has minted it meanwhile
+	}
+	ctx, cancel := context.WithTimeout(ctx, matchIn)
+	defer cancel()
+	tok, err := g.reach.Mint(ctx, "")
+	if err != nil {
+		return secret.Text{}, "", err
+	}
+	if warning, err = g.match(ctx, tok); err != nil {
+		return secret.Text{}, "", err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.token, g.warning, g.matched = tok, warning, time.Now()
+	return tok, warning, nil
+}
+
+// match holds the three facts against each other (R5). The connection sees to
+// the first two: it is the account's, and its host key is pinned.
+func (g *agent) match(ctx context.Context, tok secret.Text) (warning string, err error) {
+	client := agentclient.New(minted{g.reach, tok})
+	defer client.Close()
+	id, err := client.Identity(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := install.Match(*id, g.machine, -1); err != nil {
+		return "", err
+	}
+	if !id.Row.Fresh {
+		return fmt.Sprintf("the machine last heard from the plane %s ago; its row of then stands",
+			time.Duration(id.Row.AgeS*float64(time.Second)).Round(time.Second)), nil
+	}
+	return "", nil
+}
+
+// recheck makes the match again. If it fails, the next client mints and matches
+// for itself and hears why.
+func (g *agent) recheck() {
+	ctx, cancel := context.WithTimeout(context.Background(), matchIn)
+	defer cancel()
+	g.mu.Lock()
+	tok := g.token
+	g.mu.Unlock()
+	warning, err := g.match(ctx, tok)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.checking = false
+	if g.token != tok {
+		return
+	}
+	if err != nil {
+		g.token = secret.Text{}
+		return
+	}
+	g.warning, g.matched = warning, time.Now()
+}
+
+// minted reaches an agent with a token that was just minted.
+type minted struct {
+	*reach.Agent
+	token secret.Text
+}
+
+func (m minted) Token(context.Context, bool) (secret.Text, error) { return m.token, nil }
+
+// dial opens a stream to the agent, from what is kept ready if there is any,
+// and has another made ready in its place.
+func (g *agent) dial(ctx context.Context) (net.Conn, error) {
+	if far := g.spares.take(); far != nil {
+		g.refill()
+		return far, nil
+	}
+	far, err := g.reach.Dial(ctx)
+	if err == nil {
+		g.refill()
+	}
+	return far, err
+}
+
+// refill makes streams ready, unless each would be a process on the machine.
+func (g *agent) refill() {
+	if g.reach.Bridged() {
+		return
+	}
+	for range g.spares.wanted() {
+		g.server.wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), matchIn)
+			defer cancel()
+			far, err := g.reach.Dial(ctx)
+			g.spares.put(far, err)
+		})
+	}
+}
+
+// air lets go of what was kept ready for too long: the agent would close it.
+// An agent that is in use gets new ones.
+func (g *agent) air() {
+	g.spares.air()
+	g.mu.Lock()
+	inUse := time.Since(g.used) < sparesFor
+	g.mu.Unlock()
+	if inUse {
+		g.refill()
+	}
+}
+
+func (g *agent) end() { g.spares.end() }

@@ -1,0 +1,236 @@
+package muxserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/mux"
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/sshconn"
+	"fleet.example/fleet/core/wire"
+)
+
+// asker is one client and what it asked for.
+type asker struct {
+	server *Server
+	conn   net.Conn
+	hello  mux.Hello
+
+	mu   sync.Mutex // of what is written
+	done bool       // the final answer was written
+}
+
+// answer sends the final answer. Nothing may be written after it but a
+// stream's bytes.
+func (a *asker) answer(m mux.Answer) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.done = true
+	return mux.WriteMessage(a.conn, m)
+}
+
+// note tells the client's person something, if they want to hear it and are
+// still waiting.
+func (a *asker) note(format string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.hello.Verbose && !a.done {
+		a.conn.SetWriteDeadline(time.Now().Add(helloTimeout))
+		mux.WriteMessage(a.conn, mux.Answer{Note: fmt.Sprintf(format, args...)})
+		a.conn.SetWriteDeadline(time.Time{})
+	}
+}
+
+// route asks the client for the resolved way.
+func (a *asker) route() (*sshconfig.Chain, error) {
+	a.mu.Lock()
+	err := mux.WriteMessage(a.conn, mux.Answer{Need: true})
+	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	a.conn.SetReadDeadline(time.Now().Add(helloTimeout))
+	defer a.conn.SetReadDeadline(time.Time{})
+	var c sshconfig.Chain
+	if err := mux.ReadMessage(a.conn, &c); err != nil {
+		return nil, fmt.Errorf("cannot read the route: %w", err)
+	}
+	key, err := mux.KeyOf(&c)
+	if err == nil && (c.Target == nil || key != a.hello.Key) {
+		err = fault.Usagef("the route is not the one that was announced")
+	}
+	return &c, err
+}
+
+// watch ends ctx when the client goes away before it was answered. The client
+// sends nothing while it waits; stop must be called before it may again.
+func (a *asker) watch(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() { // ends when stop sets a deadline in the past, or with the client
+		defer close(ended)
+		var b [1]byte
+		_, err := a.conn.Read(b[:])
+		var timeout net.Error
+		if !errors.As(err, &timeout) || !timeout.Timeout() {
+			cancel()
+		}
+	}()
+	return ctx, func() {
+		a.conn.SetReadDeadline(time.Unix(1, 0))
+		<-ended
+		a.conn.SetReadDeadline(time.Time{})
+		cancel()
+	}
+}
+
+// open brings the client's machine within reach.
+func (a *asker) open(ctx context.Context, w *way) (*agent, error) {
+	conn, err := a.server.up(ctx, w, a)
+	if err != nil {
+		return nil, err
+	}
+	return a.server.agent(w, conn, a.hello, a.note), nil
+}
+
+func (a *asker) stream(ctx context.Context) {
+	w, err := a.server.way(a.hello)
+	if err != nil {
+		a.answer(mux.Answer{Error: mux.Exit(err)})
+		return
+	}
+	defer w.leave()
+	far, tok, warning, err := a.reachAgent(ctx, w)
+	if err != nil {
+		a.answer(mux.Answer{Error: mux.Exit(err)})
+		return
+	}
+	defer far.Close()
+	if a.answer(mux.Answer{Token: tok.Reveal(), Warning: warning}) == nil {
+		splice(a.conn, far)
+	}
+}
+
+func (a *asker) reachAgent(ctx context.Context, w *way) (far net.Conn, tok secret.Text, warning string, err error) {
+	for try := 0; ; try++ {
+		var g *agent
+		if g, err = a.open(ctx, w); err != nil {
+			return nil, tok, "", err
+		}
+		if tok, warning, err = g.tokenOf(ctx, false); err == nil {
+			far, err = g.dial(ctx)
+		}
+		if err == nil || try > 0 || !gone(g.conn) {
+			return far, tok, warning, err
+		}
+		// The connection ended under the request, before anything was asked of
+		// the agent: that is the connection's affair, not the client's.
+	}
+}
+
+// gone reports whether a connection has ended.
+func gone(c *sshconn.Conn) bool {
+	select {
+	case <-c.Done():
+		return true
+	case <-time.After(200 * time.Millisecond):
+		return false
+	}
+}
+
+func (a *asker) token(ctx context.Context) {
+	w, err := a.server.way(a.hello)
+	if err != nil {
+		a.answer(mux.Answer{Error: mux.Exit(err)})
+		return
+	}
+	defer w.leave()
+	var tok secret.Text
+	var warning string
+	g, err := a.open(ctx, w)
+	if err == nil {
+		tok, warning, err = g.tokenOf(ctx, a.hello.Renew)
+	}
+	a.answer(mux.Answer{Token: tok.Reveal(), Warning: warning, Error: mux.Exit(err)})
+}
+
+// control runs agentd start or stop on the machine, for when no agent answers.
+func (a *asker) control(ctx context.Context) {
+	st, err := a.controlled(ctx)
+	a.answer(mux.Answer{Status: st, Error: mux.Exit(err)})
+}
+
+func (a *asker) controlled(ctx context.Context) (*wire.AgentStatus, error) {
+	h := a.hello
+	if h.Verb != "start" && h.Verb != "stop" {
+		return nil, fault.Usagef("unknown verb %q", h.Verb)
+	}
+	w, err := a.server.way(h)
+	if err != nil {
+		return nil, err
+	}
+	defer w.leave()
+	conn, err := a.server.up(ctx, w, a)
+	if err != nil {
+		return nil, err
+	}
+	r, err := conn.Run(ctx, sshconn.Script{Args: []string{h.DataDir, h.Verb}, Body: `
+[ -x "$1/current/agentd" ] || exit 94
+exec "$1/current/agentd" "$2" --data "$1" --json`})
+	if err != nil {
+		return nil, err
+	}
+	switch r.Exit {
+	case 0:
+	case 94:
+		return nil, fault.New(fault.NotFound, "not_installed", "no agent is installed at %s", h.Host).WithHint("fleet install %s", h.Host)
+	default:
+		return nil, remoteError(r)
+	}
+	var st wire.AgentStatus
+	if err := json.Unmarshal(r.Stdout, &st); err != nil {
+		return nil, fmt.Errorf("cannot read the answer of agentd %s: %w", h.Verb, err)
+	}
+	return &st, nil
+}
+
+// remoteError is the error that agentd printed under --json, or its words.
+func remoteError(r *sshconn.Result) error {
+	var doc wire.CLIError
+	for line := range strings.Lines(r.Stderr) {
+		if json.Unmarshal([]byte(line), &doc) == nil && doc.Schema == wire.SchemaError {
+			e := doc.Error
+			return &fault.Error{Code: e.Code, Exit: e.Exit, Msg: e.Message, Hint: e.Hint}
+		}
+	}
+	return fault.New(fault.Failure, fault.CodeFailure, "%w", r.Err())
+}
+
+// splice copies both ways until both have ended, passing half-closes on.
+func splice(a, b net.Conn) {
+	var wg sync.WaitGroup
+	one := func(to, from net.Conn) {
+		if _, err := io.Copy(to, from); err != nil && !errors.Is(err, io.EOF) {
+			to.Close()
+			from.Close()
+			return
+		}
+		if h, ok := to.(interface{ CloseWrite() error }); ok {
+			h.CloseWrite()
+		} else {
+			to.Close()
+		}
+	}
+	wg.Go(func() { one(a, b) })
+	one(b, a)
+	wg.Wait()
+}

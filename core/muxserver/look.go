@@ -1,0 +1,82 @@
+package muxserver
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	// leap is by how much the wall clock may run ahead of the other one between
+	// two looks before this machine counts as having slept.
+	leap = 10 * time.Second
+	// awake bounds how long a connection may take to show that it outlived a
+	// sleep.
+	awake = 10 * time.Second
+)
+
+// look attends to the connections: after a sleep, which timers do not see, it
+// asks each for a sign of life; it closes those whose pins changed and those
+// that nobody uses; and it ends a server that nobody uses.
+func (s *Server) look(ctx context.Context) {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	wall, mono := time.Now().Round(0), time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		slept := now.Round(0).Sub(wall)-now.Sub(mono) > leap
+		wall, mono = now.Round(0), now
+		s.mu.Lock()
+		ways := s.list()
+		idle := s.Idle > 0 && s.clients == 0 && time.Since(s.lastUsed) > s.Idle
+		s.mu.Unlock()
+		if idle && s.retire() {
+			s.stop()
+			return
+		}
+		for _, w := range ways {
+			s.attend(w, slept)
+		}
+	}
+}
+
+func (s *Server) attend(w *way, slept bool) {
+	w.mu.Lock()
+	conn, route, trust := w.live(), w.route, w.trust
+	unused := s.Idle > 0 && w.clients == 0 && w.attempt == nil && time.Since(w.used) > s.Idle
+	for _, g := range w.agents {
+		g.air()
+	}
+	w.mu.Unlock()
+	if unused {
+		s.mu.Lock()
+		w.mu.Lock()
+		if w.clients == 0 {
+			delete(s.ways, w.key)
+		}
+		w.mu.Unlock()
+		s.mu.Unlock()
+		w.drop("")
+		return
+	}
+	if conn == nil {
+		return
+	}
+	mark, ok := s.trusted(conn, route, trust)
+	if !ok {
+		w.drop("what is pinned for the host has changed")
+		return
+	}
+	w.mu.Lock()
+	if w.conn == conn {
+		w.trust = mark
+	}
+	w.mu.Unlock()
+	if slept {
+		s.wg.Go(func() { conn.ProveAlive(awake) }) // closes the connection if there is no sign of life in time
+	}
+}

@@ -1,0 +1,302 @@
+package muxserver
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/mux"
+	"fleet.example/fleet/core/place"
+	"fleet.example/fleet/core/reach"
+	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/sshconn"
+	"fleet.example/fleet/core/wire"
+)
+
+const (
+	// dialTimeout bounds a whole dial: every hop, and a person who touches a key.
+	dialTimeout = 3 * time.Minute
+	// failureHolds is how long a failed dial answers for those who come after it,
+	// so that many commands that were attached do not each knock by themselves.
+	failureHolds = time.Second
+)
+
+// way is one connection, over as many dials as it takes.
+type way struct {
+	key  string
+	host string // as a person wrote it
+
+	mu      sync.Mutex
+	route   *sshconfig.Chain // nil until a client has given it
+	conn    *sshconn.Conn
+	dead    <-chan struct{}
+	trust   string // Trusted's mark of conn
+	attempt *attempt
+	failed  error
+	since   time.Time // of the state
+	used    time.Time
+	clients int
+	agents  map[agentKey]*agent
+}
+
+// agentKey tells apart the agents that one connection leads to.
+type agentKey struct{ plane, machine, data, runtime string }
+
+// attempt is one dial and those who wait for it.
+type attempt struct {
+	done    chan struct{}
+	conn    *sshconn.Conn
+	err     error
+	waiting int
+	cancel  context.CancelFunc
+}
+
+// way finds or makes the way of a hello.
+func (s *Server) way(h mux.Hello) (*way, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.ways[h.Key]
+	if w == nil {
+		if len(s.ways) >= maxWays {
+			return nil, fault.New(fault.Refused, "mux_full", "%d connections are open, which is the most that are shared", maxWays).WithHint("--no-mux goes without; fleet mux stop ends them")
+		}
+		now := time.Now()
+		w = &way{key: h.Key, host: h.Host, since: now, used: now, agents: map[agentKey]*agent{}}
+		s.ways[h.Key] = w
+	}
+	w.mu.Lock()
+	w.clients++
+	w.used = time.Now()
+	w.mu.Unlock()
+	return w, nil
+}
+
+// leave is the end of a client's use of the way.
+func (w *way) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clients--
+	w.used = time.Now()
+}
+
+// live returns the connection if it is up.
+func (w *way) live() *sshconn.Conn {
+	if w.conn == nil {
+		return nil
+	}
+	select {
+	case <-w.dead:
+		return nil
+	default:
+		return w.conn
+	}
+}
+
+// up returns a live connection, dialling if there is none.
+func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error) {
+	w.mu.Lock()
+	if conn := w.live(); conn != nil {
+		if mark, ok := s.trusted(conn, w.route, w.trust); ok {
+			w.trust = mark
+			w.mu.Unlock()
+			return conn, nil
+		}
+		a.note("what is pinned for %s has changed; closing the connection", conn.Config)
+	}
+	w.discard()
+	if w.failed != nil && w.attempt == nil && time.Since(w.since) < failureHolds {
+		err := w.failed
+		w.mu.Unlock()
+		return nil, err
+	}
+	if w.route == nil {
+		w.mu.Unlock()
+		route, err := a.route()
+		if err != nil {
+			return nil, err
+		}
+		w.mu.Lock()
+		if w.route == nil {
+			w.route = route
+		}
+	}
+	t := w.attempt
+	if t == nil {
+		t = s.dial(w, a)
+	}
+	t.waiting++
+	w.mu.Unlock()
+	ctx, present := a.watch(ctx)
+	var err error
+	select {
+	case <-t.done:
+		err = t.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	present()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t.waiting--; t.waiting == 0 {
+		t.cancel()
+	}
+	return t.conn, err
+}
+
+func (s *Server) trusted(conn *sshconn.Conn, route *sshconfig.Chain, seen string) (string, bool) {
+	if s.Trusted == nil {
+		return "", true
+	}
+	return s.Trusted(conn, route, seen)
+}
+
+// dial starts an attempt. The caller holds w.mu.
+func (s *Server) dial(w *way, a *asker) *attempt {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	t := &attempt{done: make(chan struct{}), cancel: cancel}
+	w.attempt, w.since = t, time.Now()
+	route := w.route
+	s.wg.Go(func() { // ends when its dial does, which the last waiter's leaving cancels
+		defer close(t.done)
+		conn, err := s.Dial(ctx, route, a.note)
+		if s.Outcome != nil {
+			s.Outcome(a.hello, err)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.attempt, w.failed, w.since = nil, err, time.Now()
+		if err != nil {
+			t.err = err
+			if errors.Is(err, context.Canceled) {
+				w.failed = nil // nobody's failure to share
+			}
+			return
+		}
+		t.conn, w.conn, w.dead = conn, conn, conn.Done()
+		w.trust, _ = s.trusted(conn, route, "")
+		w.agents = map[agentKey]*agent{}
+	})
+	return t
+}
+
+// discard closes what is left of a connection. The caller holds w.mu.
+func (w *way) discard() {
+	for _, g := range w.agents {
+		g.end()
+	}
+	if w.conn != nil {
+		conn := w.conn
+		w.conn, w.dead, w.since = nil, nil, time.Now()
+		w.agents = map[agentKey]*agent{}
+		go conn.Close() // waits for its keepalive, which ends at once
+	}
+}
+
+// drop closes the connection; why is shown in the status.
+func (w *way) drop(why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.attempt != nil {
+		w.attempt.cancel()
+	}
+	w.discard()
+	if why != "" {
+		w.failed = errors.New(why)
+	}
+}
+
+// agent finds or makes an agent behind a live connection.
+func (s *Server) agent(w *way, conn *sshconn.Conn, h mux.Hello, note func(string, ...any)) *agent {
+	k := agentKey{h.Plane, h.Machine, h.DataDir, h.Runtime}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.agents[k]
+	if g == nil || g.conn != conn {
+		g = &agent{server: s, conn: conn, machine: h.Machine,
+			reach: reach.New(conn, place.Dirs{Data: h.DataDir, Runtime: h.Runtime}, note)}
+		w.agents[k] = g
+	}
+	return g
+}
+
+// forget closes the connections that were used for a plane.
+func (s *Server) forget(plane string) {
+	s.mu.Lock()
+	ways := s.list()
+	s.mu.Unlock()
+	for _, w := range ways {
+		w.mu.Lock()
+		used := false
+		for k := range w.agents {
+			used = used || k.plane == plane
+		}
+		w.mu.Unlock()
+		if used {
+			w.drop("the session at the plane ended")
+		}
+	}
+}
+
+// list returns the ways by key. The caller holds s.mu.
+func (s *Server) list() []*way {
+	out := make([]*way, 0, len(s.ways))
+	for _, w := range s.ways {
+		out = append(out, w)
+	}
+	slices.SortFunc(out, func(a, b *way) int {
+		if a.host != b.host {
+			return compare(a.host, b.host)
+		}
+		return compare(a.key, b.key)
+	})
+	return out
+}
+
+func compare(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// status says what is open.
+func (s *Server) status() *wire.Mux {
+	s.mu.Lock()
+	ways := s.list()
+	s.mu.Unlock()
+	m := s.Config.Status
+	m.Schema, m.Running, m.Connections = wire.SchemaMux, true, []wire.MuxConnection{}
+	for _, w := range ways {
+		m.Connections = append(m.Connections, w.status())
+	}
+	return &m
+}
+
+func (w *way) status() wire.MuxConnection {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := wire.MuxConnection{Host: w.host, State: wire.MuxDown, Since: wire.Time{Time: w.since.UTC()}, Clients: w.clients, Machines: []string{}}
+	if w.route != nil {
+		c.Destination = w.route.Target.String()
+	}
+	switch {
+	case w.attempt != nil:
+		c.State = wire.MuxReconnecting
+	case w.live() != nil:
+		c.State = wire.MuxConnected
+	case w.failed != nil:
+		c.Error = fault.Of(w.failed).Msg
+	}
+	for k := range w.agents {
+		c.Machines = append(c.Machines, k.machine)
+	}
+	slices.Sort(c.Machines)
+	c.Machines = slices.Compact(c.Machines)
+	return c
+}
