@@ -21,7 +21,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sort"
 	"strings"
@@ -73,6 +72,7 @@ type Manager struct {
 	starting map[string]bool
 	lastErr  atomic.Pointer[string] // why the last start went wrong
 	shimSeen shimCheck
+	spare    spare
 
 	sweeping   atomic.Bool
 	swept      atomic.Int64 // when the last sweep began, Unix nanoseconds
@@ -188,53 +188,31 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id strin
 	return id, nil
 }
 
-// spawn starts the shim and waits for its ready byte.
+// spawn has a shim host the session and waits for its ready byte.
 func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	in, inW, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer inW.Close()
-	ready, readyW, err := os.Pipe()
-	if err != nil {
-		in.Close()
-		return err
-	}
-	defer ready.Close()
-	stderr, err := os.OpenFile(filepath.Join(cfg.Dir, shim.StderrFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		in.Close()
-		readyW.Close()
-		return err
-	}
-	cmd := &exec.Cmd{Path: m.Shim, Args: []string{"agentd-shim", cfg.ID}, Env: []string{}, Dir: "/",
-		Stdin: in, Stderr: stderr, ExtraFiles: []*os.File{readyW},
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
-	err = cmd.Start()
-	in.Close()
-	readyW.Close()
-	stderr.Close()
-	if err != nil {
-		return fmt.Errorf("cannot start session host: %w", err)
-	}
-	// The shim outlives agentd by design, so nobody waits for this goroutine:
-	// it reaps the shim if agentd is still here when it ends.
-	go cmd.Wait()
-	deadline, _ := ctx.Deadline()
-	inW.SetDeadline(deadline)
-	ready.SetDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { ready.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	b, err := json.Marshal(cfg)
 	if err != nil {
 		return err
 	}
-	if _, err := inW.Write(b); err != nil {
-		return fmt.Errorf("cannot configure session host: %w", err)
+	defer m.prepare()
+	deadline, _ := ctx.Deadline()
+	h := m.spare.take()
+	if h == nil || h.configure(b, deadline) != nil {
+		// One that was ready and took no configuration has begun nothing.
+		if h, err = launch(m.Shim); err != nil {
+			return err
+		}
+		if err := h.configure(b, deadline); err != nil {
+			return err
+		}
 	}
-	inW.Close()
+	ready := h.ready
+	defer ready.Close()
+	ready.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { ready.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	said := make([]byte, 1)
 	_, err = io.ReadFull(ready, said)
 	switch {

@@ -135,10 +135,16 @@ func Look(dir string) Life {
 	}
 }
 
+// errNoSession says that agentd ended, or wants no session any more.
+var errNoSession = errors.New("no session")
+
 func readConfig(r io.Reader) (*Config, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
 		return nil, err
+	}
+	if len(b) == 0 {
+		return nil, errNoSession
 	}
 	if len(b) > maxConfig {
 		return nil, errors.New("configuration is too long")

@@ -2,8 +2,8 @@ package shim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fleet.example/fleet/agentd/spool"
 	"fleet.example/fleet/core/durable"
@@ -50,7 +52,16 @@ func Main() int {
 	debug.SetMemoryLimit(16 << 20)
 	syscall.CloseOnExec(ReadyFD) // the command must not hold it
 	ready := os.NewFile(ReadyFD, "ready")
-	s, err := setUp(os.Stdin)
+	cfg, err := readConfig(os.Stdin)
+	if errors.Is(err, errNoSession) {
+		return 0
+	}
+	var s *shim
+	if err == nil {
+		s, err = setUp(cfg)
+	} else {
+		err = fmt.Errorf("cannot read configuration: %w", err)
+	}
 	if err != nil {
 		fmt.Fprintf(ready, "-%s", err)
 		return 1
@@ -64,10 +75,9 @@ func Main() int {
 }
 
 // setUp takes the lock, makes the spool and listens.
-func setUp(stdin io.Reader) (*shim, error) {
-	cfg, err := readConfig(stdin)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read configuration: %w", err)
+func setUp(cfg *Config) (*shim, error) {
+	if err := redirectErrors(filepath.Join(cfg.Dir, StderrFile)); err != nil {
+		return nil, fmt.Errorf("cannot open %s: %w", StderrFile, err)
 	}
 	lock, err := os.OpenFile(filepath.Join(cfg.Dir, LockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -92,6 +102,16 @@ func setUp(stdin io.Reader) (*shim, error) {
 	}
 	syscall.Umask(cfg.Umask) // the command's; files of the shim's own have explicit modes
 	return s, nil
+}
+
+// redirectErrors sends what a panic prints to a file of the session.
+func redirectErrors(name string) error {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Dup2(int(f.Fd()), 2)
 }
 
 // keepOpen holds the lock's descriptor until the process ends.

@@ -137,6 +137,7 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	if err != nil {
 		return nil, unreachable(p.Config, err)
 	}
+	raw = promptly(raw)
 	if err := c.handshake(ctx, raw, conf, auth); err != nil {
 		raw.Close()
 		if keyErr != nil {
