@@ -96,7 +96,9 @@ func newWorld(t *testing.T) *world {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	w := &world{t: t, lab: l, dir: dir, log: &lockedBuffer{}}
-	w.env = []string{"HOME=" + dir + "/home", "PATH=" + bin + ":/usr/bin:/bin:/usr/sbin:/sbin", "FLEET_NO_INPUT=1", "LANG=C.UTF-8"}
+	w.env = []string{"HOME=" + dir + "/home", "PATH=" + bin + ":/usr/bin:/bin:/usr/sbin:/sbin", "FLEET_NO_INPUT=1",
+		"FLEET_NO_MUX=1", // a terminal at this test must not make a difference; tests of the mux take it away
+		"LANG=C.UTF-8"}
 	if err := os.MkdirAll(dir+"/home", 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -117,3 +117,17 @@ func muxGrid(m *wire.Mux, now time.Time) *grid {
 	}
 	return g
 }
+
+// forget has the shared server, if there is one, drop what was reached for a
+// plane.
+func forget(ctx context.Context, c *command.Call, plane string) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	o, err := muxOptions(c)
+	if err != nil {
+		return
+	}
+	if s, err := mux.Running(ctx, o); s != nil && err == nil {
+		s.AskAsIs(ctx, mux.Hello{Op: mux.OpForget, Plane: plane})
+	}
+}

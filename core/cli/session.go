@@ -98,6 +98,7 @@ func logoutCommand() *command.Command {
 			if err := p.Logout(); err != nil {
 				return err
 			}
+			forget(ctx, c, p.URL())
 			var f *fault.Error
 			if errors.As(told, &f) && f.Exit == fault.Unreachable {
 				return fault.New(f.Exit, f.Code, "logged out here, but the plane could not be told: %w", told).

@@ -54,11 +54,12 @@ An interrupt goes to exec's commands; everywhere else it ends what is under way.
 	{Name: "environment", Summary: "configuration, variables and files", Text: `
 A value comes from a flag, else from its variable, else from
 $XDG_CONFIG_HOME/fleet/config.toml, else from /etc/fleet/config.toml. Keys are
-plane, token_file, no_input, verbose, parallel. Unknown keys are errors.
+plane, token_file, no_input, no_mux, verbose, parallel. Unknown keys are errors.
 
 FLEET_PLANE         the plane's URL
 FLEET_TOKEN_FILE    private file with an automation token
 FLEET_NO_INPUT      never ask
+FLEET_NO_MUX        share no SSH connection with other commands
 FLEET_VERBOSE       say more
 FLEET_PLUGIN_DIR    looked at first for plugins
 FLEET_ARTIFACT_DIR  looked at first for artifacts

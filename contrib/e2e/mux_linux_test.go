@@ -1,0 +1,305 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"fleet.example/fleet/contrib/lab"
+	"fleet.example/fleet/contrib/lab/wan"
+	"fleet.example/fleet/core/wire"
+)
+
+// shared lets the world's commands share connections, and starts sharing.
+func (w *world) shared() {
+	w.t.Helper()
+	w.env = append(slices.DeleteFunc(slices.Clone(w.env), func(v string) bool { return v == "FLEET_NO_MUX=1" }),
+		"XDG_RUNTIME_DIR="+w.dir+"/run")
+	if err := os.Mkdir(w.dir+"/run", 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	w.must("fleet", "mux", "start")
+	w.t.Cleanup(func() {
+		m := w.mux()
+		w.must("fleet", "mux", "stop")
+		if m.PID > 0 {
+			w.ended(m.PID)
+		}
+	})
+}
+
+func (w *world) mux() wire.Mux {
+	w.t.Helper()
+	var m wire.Mux
+	if err := json.Unmarshal([]byte(w.must("fleet", "mux", "status", "--json")), &m); err != nil {
+		w.t.Fatal(err)
+	}
+	return m
+}
+
+func (w *world) ended(pid int) {
+	w.t.Helper()
+	w.poll(fmt.Sprintf("the end of process %d", pid), func() error {
+		if syscall.Kill(pid, 0) == nil {
+			return fmt.Errorf("it runs")
+		}
+		return nil
+	})
+}
+
+func (w *world) sshConnections(h *lab.Host) int {
+	w.t.Helper()
+	return strings.Count(w.sh(h, "root", "pgrep -a sshd || true"), "sshd: dana@notty")
+}
+
+func TestSharedConnections(t *testing.T) { // R5, R31, R32
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	w.install(h, "dana", "box")
+	w.shared()
+
+	// Any number of commands, also at once, is one connection.
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if r := w.run("fleet", "exec", "box", "--", "echo", "hello"); r.out != "hello\n" || r.exit != 0 {
+				t.Error(r)
+			}
+		})
+	}
+	wg.Wait()
+	m := w.mux()
+	if len(m.Connections) != 1 || m.Connections[0].State != wire.MuxConnected || m.Connections[0].Clients != 0 || w.sshConnections(h) != 1 {
+		t.Errorf("%+v, %d connections at the host", m, w.sshConnections(h))
+	}
+
+	// Input, output, exit codes and signals go through unchanged.
+	if r := w.input("in\x00put", "fleet", "exec", "-i", "box", "--", "sh", "-c", "cat; echo err >&2; exit 3"); r.out != "in\x00put" || r.err != "err\n" || r.exit != 3 {
+		t.Error(r)
+	}
+
+	// An agent that restarts has other tokens and lost what was kept ready.
+	w.must("fleet", "restart", "box")
+	if r := w.run("fleet", "exec", "box", "--", "echo", "again"); r.out != "again\n" {
+		t.Error(r)
+	}
+	w.must("fleet", "stop", "box")
+	w.fails(255, "stopped", "exec", "box", "--", "true")
+	w.must("fleet", "start", "box")
+	w.must("fleet", "exec", "box", "--", "true")
+	if again := w.mux(); again.PID != m.PID || len(again.Connections) != 1 {
+		t.Errorf("%+v", again)
+	}
+
+	// The server that was killed is replaced, or done without where nobody is
+	// at a terminal; a stale socket is in nobody's way.
+	syscall.Kill(m.PID, syscall.SIGKILL)
+	w.ended(m.PID)
+	w.must("fleet", "exec", "box", "--", "true")
+	if again := w.mux(); again.Running {
+		t.Errorf("a server was started with nobody at a terminal: %+v", again)
+	}
+	w.must("fleet", "mux", "start")
+	w.must("fleet", "exec", "box", "--", "true")
+
+	// Who forgets a key has no connection with it left open.
+	w.must("fleet", "trust", "rm", h.Addr())
+	w.fails(255, "host key unknown", "exec", "box", "--", "true")
+	w.must("fleet", append(append([]string{"trust"}, w.dest(h, "dana")...), "--fingerprint", w.fingerprint(h))...)
+	w.must("fleet", "exec", "box", "--", "true")
+
+	// Nor who logged out.
+	w.must("fleet", "logout")
+	w.poll("closed connections", func() error {
+		if n := w.sshConnections(h); n != 0 {
+			return fmt.Errorf("%d are open", n)
+		}
+		return nil
+	})
+}
+
+func TestOneServerHoweverManyStartIt(t *testing.T) { // R32
+	w := newWorld(t)
+	w.shared()
+	w.must("fleet", "mux", "stop")
+	pids := make([]int, 12)
+	var wg sync.WaitGroup
+	for i := range pids {
+		wg.Go(func() {
+			var m wire.Mux
+			r := w.run("fleet", "mux", "start", "--json")
+			if err := json.Unmarshal([]byte(r.out), &m); err != nil {
+				t.Error(r)
+			}
+			pids[i] = m.PID
+		})
+	}
+	wg.Wait()
+	if slices.Sort(pids); pids[0] == 0 || pids[0] != pids[len(pids)-1] {
+		t.Errorf("they found different servers: %v", pids)
+	}
+}
+
+// A fleet that was installed later takes over; what runs over the old server
+// goes on until it ends.
+func TestNewerFleetTakesOver(t *testing.T) { // R32
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	w.install(h, "dana", "box")
+	w.shared()
+	old := w.mux().PID
+	long := w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.05; done; echo done")
+	var out lockedBuffer
+	long.Stdout = &out
+	if err := long.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("the first line", func() error {
+		if out.String() != "up\n" {
+			return fmt.Errorf("%q", out.String())
+		}
+		return nil
+	})
+
+	// The same programs, written again.
+	newer := filepath.Join(w.dir, "newer")
+	w.sys("cp", "-R", bin, newer)
+	if err := os.Chtimes(filepath.Join(newer, "fleet-host"), time.Time{}, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	// It must be the program at the same place, or it would be another world.
+	moved := filepath.Join(w.dir, "bin")
+	if err := os.Rename(newer, moved); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) string {
+		c := exec.Command(filepath.Join(moved, "fleet"), args...)
+		c.Env = w.env
+		b, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, b)
+		}
+		return string(b)
+	}
+	run("mux", "start")
+	run("exec", "box", "--", "true")
+	if err := os.Chtimes(filepath.Join(moved, "fleet-host"), time.Time{}, time.Now().Add(2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	var before, after wire.Mux
+	json.Unmarshal([]byte(run("mux", "status", "--json")), &before)
+	run("mux", "start")
+	json.Unmarshal([]byte(run("mux", "status", "--json")), &after)
+	if before.PID == 0 || after.PID == 0 || before.PID == after.PID {
+		t.Errorf("server %d before, %d after", before.PID, after.PID)
+	}
+	w.ended(before.PID)
+	run("exec", "box", "--", "true")
+	run("mux", "stop")
+
+	if w.mux().PID != old {
+		t.Error("another installation's server was touched")
+	}
+	w.sh(h, "dana", "touch go")
+	if err := long.Wait(); err != nil || out.String() != "up\ndone\n" {
+		t.Errorf("%v: %q", err, out.String())
+	}
+}
+
+// A connection that is reset under running commands comes back once for all of
+// them, and not one byte is lost or shown twice. One that stalls without a
+// word is noticed and comes back too.
+func TestConnectionsThatBreak(t *testing.T) { // R32, R34
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	proxy, err := wan.Listen(t.Context(), w.lab.PlaneAddr()+":0", net.JoinHostPort(h.Addr(), "22"), wan.Profile{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proxy.Close() })
+	_, port, _ := net.SplitHostPort(proxy.Addr())
+	w.must("fleet", "install", "dana@"+w.lab.PlaneAddr(), "-p", port, "-i", w.lab.KeyPath(), "--name", "box", "--fingerprint", w.fingerprint(h),
+		"-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=3")
+	w.shared()
+
+	const lines = 400
+	type follower struct {
+		out, err lockedBuffer
+		cmd      *exec.Cmd
+	}
+	all := make([]*follower, 3)
+	for i := range all {
+		f := &follower{}
+		f.cmd = w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c",
+			fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i; [ $((i%%50)) = 0 ] && sleep 0.3; done", lines))
+		f.cmd.Stdout, f.cmd.Stderr = &f.out, &f.err
+		if err := f.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all[i] = f
+	}
+	w.poll("output", func() error {
+		for _, f := range all {
+			if !strings.Contains(f.out.String(), "line 60\n") {
+				return fmt.Errorf("%q, %s", f.out.String(), f.err.String())
+			}
+		}
+		return nil
+	})
+	proxy.Reset()
+	w.poll("more output", func() error {
+		for _, f := range all {
+			if !strings.Contains(f.out.String(), "line 200\n") {
+				return fmt.Errorf("%q, %s", f.out.String(), f.err.String())
+			}
+		}
+		return nil
+	})
+	proxy.Stall()
+	w.poll("a word about the stall", func() error {
+		for _, f := range all {
+			if strings.Count(f.err.String(), "connection lost") < 2 {
+				return fmt.Errorf("%s", f.err.String())
+			}
+		}
+		return nil
+	})
+	proxy.Flow()
+	proxy.Reset()
+	var want bytes.Buffer
+	for i := range lines {
+		fmt.Fprintf(&want, "line %d\n", i+1)
+	}
+	for _, f := range all {
+		if err := f.cmd.Wait(); err != nil || f.out.String() != want.String() {
+			t.Errorf("%v: %d of %d bytes: %s", err, len(f.out.String()), want.Len(), f.err.String())
+		}
+	}
+	if n := w.sshConnections(h); n != 1 {
+		t.Errorf("%d connections are open at the host", n)
+	}
+
+	// What is not there is one failure for all, in words, and no second hang.
+	proxy.Refuse(true)
+	proxy.Reset()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() { w.fails(255, "reach", "exec", "box", "--", "true") })
+	}
+	wg.Wait()
+	if c := w.mux().Connections; len(c) != 1 || c[0].State != wire.MuxDown || c[0].Error == "" {
+		t.Errorf("%+v", c)
+	}
+	proxy.Refuse(false)
+	w.must("fleet", "exec", "box", "--", "true")
+}
