@@ -12,8 +12,6 @@ package session
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base32"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +21,6 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -91,28 +88,6 @@ type record struct {
 	Token     string    `json:"token"`
 }
 
-var idEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
-
-// newID returns 50 random bits as text; an id that is taken is refused by Mkdir.
-func newID() string {
-	var b [7]byte
-	rand.Read(b[:])
-	return "s_" + idEncoding.EncodeToString(b[:])[:10]
-}
-
-// IsID reports whether s has the form of a session id.
-func IsID(s string) bool {
-	if len(s) != 12 || !strings.HasPrefix(s, "s_") {
-		return false
-	}
-	for _, c := range s[2:] {
-		if !(c >= 'a' && c <= 'z' || c >= '2' && c <= '7') {
-			return false
-		}
-	}
-	return true
-}
-
 // Errors of the methods; the API turns them into codes.
 var (
 	ErrNotFound  = errors.New("no such session")
@@ -134,17 +109,25 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id strin
 	if err != nil {
 		return "", err
 	}
+	if id = req.ID; id == "" {
+		id = wire.NewSessionID()
+	} else if there, err := m.repeated(ctx, id); err != nil || there {
+		return id, err
+	}
 	if m.Running() >= maxRunning {
 		return "", ErrTooMany
 	}
-	id = newID()
 	dir := filepath.Join(m.Dir, id)
 	m.mu.Lock()
 	if m.starting == nil {
 		m.starting = map[string]bool{}
 	}
+	twice := m.starting[id]
 	m.starting[id] = true
 	m.mu.Unlock()
+	if twice {
+		return "", ErrUnclear // two requests with one id at the same moment
+	}
 	defer func() {
 		m.mu.Lock()
 		delete(m.starting, id)
@@ -186,6 +169,31 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id strin
 	}
 	m.Log.Info("session started", "session", id)
 	return id, nil
+}
+
+// repeated reports whether a session that is asked for is there already: its
+// client did not hear the answer and asks again. One that is being started is
+// waited for.
+func (m *Manager) repeated(ctx context.Context, id string) (bool, error) {
+	if !wire.IsSessionID(id) {
+		return false, &RequestError{"the session's id is malformed"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for {
+		m.mu.Lock()
+		starting := m.starting[id]
+		m.mu.Unlock()
+		if !starting {
+			_, err := os.Stat(filepath.Join(m.Dir, id, recordFile))
+			return err == nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			return false, ErrUnclear
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // spawn has a shim host the session and waits for its ready byte.
@@ -230,7 +238,7 @@ func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 
 // load reads a session's record.
 func (m *Manager) load(id string) (*record, error) {
-	if !IsID(id) {
+	if !wire.IsSessionID(id) {
 		return nil, ErrNotFound
 	}
 	b, err := durable.ReadPrivate(filepath.Join(m.Dir, id, recordFile), 64<<10)
@@ -327,7 +335,7 @@ func (m *Manager) ids() ([]string, error) {
 	}
 	var ids []string
 	for _, e := range entries {
-		if IsID(e.Name()) {
+		if wire.IsSessionID(e.Name()) {
 			ids = append(ids, e.Name())
 		}
 	}

@@ -96,7 +96,9 @@ func (e *Error) asFault() error {
 }
 
 // request makes one request and returns the answer with its body open. A 401
-// mints another token, once.
+// mints another token, once. A connection that ends without an answer, as one
+// that was opened before the agent restarted does, has the request made again,
+// once, if that does no more than making it once.
 func (c *Client) request(ctx context.Context, method, path string, in any, upgrade bool) (*http.Response, error) {
 	var body []byte
 	if in != nil {
@@ -105,11 +107,17 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 			return nil, err
 		}
 	}
-	for renew := false; ; renew = true {
-		tok, err := c.currentToken(ctx, renew)
+	repeatable := method == http.MethodGet
+	if r, ok := in.(wire.SessionRequest); ok {
+		repeatable = r.ID != ""
+	}
+	mint, renewed, again := false, false, false
+	for {
+		tok, err := c.currentToken(ctx, mint)
 		if err != nil {
 			return nil, err
 		}
+		mint = false
 		req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 		if err != nil {
 			return nil, err
@@ -132,6 +140,10 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 			if errors.As(err, &f) {
 				return nil, err
 			}
+			if repeatable && !again {
+				again = true
+				continue
+			}
 			return nil, fault.New(fault.Unreachable, "agent_unreachable", "cannot reach the agent: %w", err)
 		}
 		if resp.StatusCode < 300 {
@@ -139,7 +151,8 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 		}
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 		resp.Body.Close()
-		if resp.StatusCode == http.StatusUnauthorized && !renew {
+		if resp.StatusCode == http.StatusUnauthorized && !renewed {
+			mint, renewed = true, true
 			continue
 		}
 		e := &Error{Status: resp.StatusCode}
@@ -219,6 +232,7 @@ func (c *Client) Session(ctx context.Context, id string) (*wire.Session, error) 
 
 // Create starts a session that nobody attaches to yet.
 func (c *Client) Create(ctx context.Context, req wire.SessionRequest) (*wire.Session, error) {
+	req.ID = wire.NewSessionID()
 	var v wire.Session
 	return &v, c.call(ctx, http.MethodPost, wire.PathSessions, req, &v)
 }
@@ -309,7 +323,7 @@ func (c *Client) Open(ctx context.Context, id string) (*Stream, error) {
 
 // Exec starts a session and connects to its stream, in one round trip.
 func (c *Client) Exec(ctx context.Context, req wire.SessionRequest) (*Stream, error) {
-	req.Attached = true
+	req.Attached, req.ID = true, wire.NewSessionID()
 	return c.stream(ctx, http.MethodPost, wire.PathSessions, req)
 }
 

@@ -115,6 +115,7 @@ type linked struct {
 	mu     sync.Mutex
 	token  secret.Text // that came with the last stream
 	ahead  net.Conn    // a stream that was opened to get a token
+	dialed bool        // a stream was used; another is wanted when it was of no use
 	warned bool
 }
 
@@ -127,19 +128,19 @@ func (t *linked) do(ctx context.Context, h mux.Hello) (net.Conn, *mux.Answer, er
 
 func (t *linked) Dial(ctx context.Context) (net.Conn, error) {
 	t.mu.Lock()
-	conn := t.ahead
-	t.ahead = nil
+	conn, fresh := t.ahead, t.dialed
+	t.ahead, t.dialed = nil, true
 	t.mu.Unlock()
 	if conn != nil {
 		return conn, nil
 	}
-	conn, _, err := t.stream(ctx)
+	conn, _, err := t.stream(ctx, fresh)
 	return conn, err
 }
 
-func (t *linked) stream(ctx context.Context) (net.Conn, secret.Text, error) {
+func (t *linked) stream(ctx context.Context, fresh bool) (net.Conn, secret.Text, error) {
 	h := t.hello
-	h.Op = mux.OpStream
+	h.Op, h.Fresh = mux.OpStream, fresh
 	conn, a, err := t.do(ctx, h)
 	if err != nil {
 		return nil, secret.Text{}, err
@@ -152,7 +153,7 @@ func (t *linked) stream(ctx context.Context) (net.Conn, secret.Text, error) {
 // open the other.
 func (t *linked) Token(ctx context.Context, renew bool) (secret.Text, error) {
 	if !renew {
-		conn, tok, err := t.stream(ctx)
+		conn, tok, err := t.stream(ctx, false)
 		if err != nil {
 			return secret.Text{}, err
 		}

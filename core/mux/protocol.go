@@ -53,6 +53,7 @@ type Hello struct {
 	DataDir string `json:"data_dir,omitempty"`
 	Runtime string `json:"runtime_dir,omitempty"`
 	Renew   bool   `json:"renew,omitempty"` // with OpToken: the last one was refused
+	Fresh   bool   `json:"fresh,omitempty"` // with OpStream: none that was kept ready
 	Verb    string `json:"verb,omitempty"`  // with OpControl
 }
 

@@ -128,10 +128,12 @@ func (m minted) Token(context.Context, bool) (secret.Text, error) { return m.tok
 
 // dial opens a stream to the agent, from what is kept ready if there is any,
 // and has another made ready in its place.
-func (g *agent) dial(ctx context.Context) (net.Conn, error) {
-	if far := g.spares.take(); far != nil {
-		g.refill()
-		return far, nil
+func (g *agent) dial(ctx context.Context, fresh bool) (net.Conn, error) {
+	if !fresh {
+		if far := g.spares.take(); far != nil {
+			g.refill()
+			return far, nil
+		}
 	}
 	far, err := g.reach.Dial(ctx)
 	if err == nil {

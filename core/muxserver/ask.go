@@ -127,7 +127,7 @@ func (a *asker) reachAgent(ctx context.Context, w *way) (far net.Conn, tok secre
 			return nil, tok, "", err
 		}
 		if tok, warning, err = g.tokenOf(ctx, false); err == nil {
-			far, err = g.dial(ctx)
+			far, err = g.dial(ctx, a.hello.Fresh)
 		}
 		if err == nil || try > 0 || !gone(g.conn) {
 			return far, tok, warning, err

@@ -16,13 +16,8 @@ import (
 	"fleet.example/fleet/core/wire"
 )
 
-const (
-	// dialTimeout bounds a whole dial: every hop, and a person who touches a key.
-	dialTimeout = 3 * time.Minute
-	// failureHolds is how long a failed dial answers for those who come after it,
-	// so that many commands that were attached do not each knock by themselves.
-	failureHolds = time.Second
-)
+// dialTimeout bounds a whole dial: every hop, and a person who touches a key.
+const dialTimeout = 3 * time.Minute
 
 // way is one connection, over as many dials as it takes.
 type way struct {
@@ -35,7 +30,7 @@ type way struct {
 	dead    <-chan struct{}
 	trust   string // Trusted's mark of conn
 	attempt *attempt
-	failed  error
+	failed  error     // why it is down, for the status
 	since   time.Time // of the state
 	used    time.Time
 	clients int
@@ -107,11 +102,6 @@ func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error
 		a.note("what is pinned for %s has changed; closing the connection", conn.Config)
 	}
 	w.discard()
-	if w.failed != nil && w.attempt == nil && time.Since(w.since) < failureHolds {
-		err := w.failed
-		w.mu.Unlock()
-		return nil, err
-	}
 	if w.route == nil {
 		w.mu.Unlock()
 		route, err := a.route()

@@ -99,6 +99,10 @@ type TokenMinted struct {
 
 // SessionRequest is the body of POST /v1/sessions.
 type SessionRequest struct {
+	// ID is the session's, made by the client (NewSessionID), so that a request
+	// whose answer was lost may be sent again: a session that exists already is
+	// the answer. Without it the agent makes one.
+	ID        string            `json:"id,omitempty"`
 	Argv      []string          `json:"argv"`                // exact, no shell; empty with Shell
 	Shell     bool              `json:"shell,omitempty"`     // the account's login shell
 	Env       map[string]string `json:"env,omitempty"`       // added to the agent's clean environment

@@ -36,6 +36,29 @@ func IsMachineID(s string) bool {
 	return true
 }
 
+// SessionIDPrefix starts every session id.
+const SessionIDPrefix = "s_"
+
+// NewSessionID returns a fresh session id from 50 random bits.
+func NewSessionID() string {
+	var b [7]byte
+	rand.Read(b[:])
+	return SessionIDPrefix + idEncoding.EncodeToString(b[:])[:10]
+}
+
+// IsSessionID reports whether s has the form of a session id.
+func IsSessionID(s string) bool {
+	if len(s) != len(SessionIDPrefix)+10 || !strings.HasPrefix(s, SessionIDPrefix) {
+		return false
+	}
+	for _, c := range s[len(SessionIDPrefix):] {
+		if !(c >= 'a' && c <= 'z' || c >= '2' && c <= '7') {
+			return false
+		}
+	}
+	return true
+}
+
 // ErrName is returned for a name that is not [A-Za-z0-9._-]{1,63}.
 var ErrName = errors.New("a name has 1 to 63 characters of A-Z a-z 0-9 . _ -")
 
