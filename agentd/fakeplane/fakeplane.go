@@ -118,7 +118,7 @@ func certificate(t testing.TB, now time.Time) (rootPEM string, leaf tls.Certific
 		t.Fatal(err)
 	}
 	rootPEM = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	return rootPEM, tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: leafKey}
+	return rootPEM, tls.Certificate{Certificate: [][]byte{leafDER, der}, PrivateKey: leafKey}
 }
 
 // Seen returns the requests so far.

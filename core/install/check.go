@@ -28,6 +28,10 @@ type OpenAgent func(ctx context.Context, c *sshconn.Conn, d place.Dirs) (Agent, 
 // checkTimeout bounds how long the first check may take.
 const checkTimeout = 45 * time.Second
 
+// lostAfter is how long an agent must say that no credential of its own works
+// before it is believed.
+const lostAfter = 3 * time.Second
+
 // firstCheck waits until the agent itself says which row the plane gave it.
 func (r *run) firstCheck(ctx context.Context) (bool, string, error) {
 	id, err := r.awaitRow(ctx, time.Time{})
@@ -40,20 +44,31 @@ func (r *run) firstCheck(ctx context.Context) (bool, string, error) {
 	return false, "generation " + fmt.Sprint(id.Generation), nil
 }
 
-// awaitRow waits for a check that succeeded after the given time.
+// awaitRow waits for a check of the running agent that succeeded after the given
+// time.
 func (r *run) awaitRow(ctx context.Context, after time.Time) (wire.Identity, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	var last error
+	var lost time.Time // since when the agent says that it has no credential that works
 	wait := 20 * time.Millisecond
 	for {
 		id, why, err := r.askRow(ctx)
+		// What this install handed over may take the agent a moment to read.
+		if none := id.Credential == wire.CredentialMissing || id.Credential == wire.CredentialBehind; err != nil || !none || !r.secret.Empty() {
+			lost = time.Time{}
+		} else if lost.IsZero() {
+			lost = time.Now()
+		}
 		switch {
 		case err != nil:
 			last = err
+		case !lost.IsZero() && time.Since(lost) > lostAfter:
+			return id, r.credentialLost()
 		case id.Credential == wire.CredentialRevoked:
 			return id, fault.New(fault.Refused, wire.CodeRevoked, "the plane told the machine that it was deleted").WithHint("fleet install again once its row is gone")
-		case id.Row != nil && !id.Row.ConfirmedAt.Before(after):
+		// A row of an earlier run stands, but is no check (R5).
+		case id.Row != nil && id.Row.Fresh && !id.Row.ConfirmedAt.Before(after):
 			return id, nil
 		default:
 			last = errors.New(why)
@@ -77,7 +92,7 @@ func (r *run) askRow(ctx context.Context) (id wire.Identity, why string, err err
 		return id, "", err
 	}
 	defer a.Close()
-	if id, err = a.Identity(ctx); err != nil || id.Row != nil {
+	if id, err = a.Identity(ctx); err != nil || id.Row != nil && id.Row.Fresh {
 		return id, "", err
 	}
 	st, err := a.Status(ctx)

@@ -202,11 +202,17 @@ func (r *run) admit(ctx context.Context) (bool, string, error) {
 		return false, a.Machine, nil
 	}
 	if !r.found.credential {
-		return false, "", fault.New(fault.Refused, "credential_lost",
-			"%s is admitted as %s and its credential has worked, but the machine no longer has it", r.o.Host, a.Machine).
-			WithHint("if it is lost, delete the machine and install again:\nfleet delete %s", a.Machine)
+		return false, "", r.credentialLost()
 	}
 	return true, a.Machine + " (admitted before)", nil
+}
+
+// credentialLost is what a person must decide when the row's credential has
+// worked and the machine has none that does.
+func (r *run) credentialLost() error {
+	return fault.New(fault.Refused, "credential_lost",
+		"%s is admitted as %s and its credential has worked, but the machine no longer has it", r.o.Host, r.admitted.Machine).
+		WithHint("if it is lost, delete the machine and install again:\nfleet delete %s", r.admitted.Machine)
 }
 
 // credential hands the secret to agentd on SSH's standard input.

@@ -59,7 +59,7 @@ func CheckPlatform(f *sshconn.Facts, scope string) error {
 		return refuse("home_read_only", "make "+f.Home+" writable for the account, or use --scope system", "the home directory %s cannot be written", f.Home)
 	case f.NoExec:
 		return refuse("home_noexec", "use --scope system", "the home directory %s does not let programs run (noexec)", f.Home)
-	case f.FreeKiB > 0 && f.FreeKiB < minFreeKiB:
+	case f.FreeKiB >= 0 && f.FreeKiB < minFreeKiB:
 		return refuse("no_space", "free some space there", "%s has %d MiB free, and an install needs %d", f.Home, f.FreeKiB>>10, minFreeKiB>>10)
 	}
 	return nil

@@ -148,6 +148,10 @@ func (c *Client) send(ctx context.Context, method, path string, in, out any, lim
 		}
 		return c.notAPlane(resp)
 	}
+	if !complete(out) {
+		return fault.New(fault.Unreachable, "not_a_plane", "what answers at %s is no plane: its answer lacks what a plane's has", c.url).
+			WithHint("a captive portal or a proxy may stand in between, or the plane is faulty; nothing was stored")
+	}
 	return nil
 }
 

@@ -82,6 +82,10 @@ func TestWhatIsNoPlaneIsSaidToBeNone(t *testing.T) {
 			w.WriteHeader(502)
 			w.Write([]byte(`{"oops":true}`))
 		},
+		"an empty document": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Write([]byte(`{}`))
+		},
 		"garbage called JSON": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.Write([]byte(`<html>`))
@@ -211,7 +215,7 @@ func TestASilentPortDoesNotHangForEver(t *testing.T) {
 func TestThePinFindsTheRootAndNothingElse(t *testing.T) {
 	url, authority := fakePlane(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		w.Write([]byte(`{"version":"1"}`))
+		w.Write([]byte(`{"schema":"fleet.version/v1","version":"1"}`))
 	})
 	roots, err := VerifyPin(t.Context(), url, ca.Pin(authority.Root))
 	if err != nil || roots != pemOf(authority.Root) {

@@ -35,10 +35,10 @@ type Facts struct {
 	Sudo      bool   // sudo works without a prompt; only looked for when asked
 	Tools     map[string]bool
 	GitVer    string
-	NoExec    bool // the home directory does not let programs run
-	ReadOnly  bool // the home directory cannot be written
-	FreeKiB   int64
-	Bits      int // of the userland, 0 if unknown
+	NoExec    bool  // the home directory does not let programs run
+	ReadOnly  bool  // the home directory cannot be written
+	FreeKiB   int64 // in the home directory; -1 if unknown
+	Bits      int   // of the userland, 0 if unknown
 
 	// ClockOffset is the host's clock minus ours, good to the round trip.
 	ClockOffset time.Duration
@@ -129,11 +129,11 @@ func (c *Conn) Sudo(ctx context.Context) (bool, error) {
 }
 
 func parseFacts(out string, before, after time.Time) (*Facts, error) {
-	f := &Facts{OSRelease: map[string]string{}, Tools: map[string]bool{}, RoundTrip: after.Sub(before), UID: -1}
+	f := &Facts{OSRelease: map[string]string{}, Tools: map[string]bool{}, RoundTrip: after.Sub(before), UID: -1, FreeKiB: -1}
 	last := ""
 	for line := range strings.Lines(out) {
 		k, v, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if last == "df" && f.FreeKiB == 0 {
+		if last == "df" && f.FreeKiB < 0 {
 			f.FreeKiB = available(line)
 		}
 		if !ok {
@@ -216,11 +216,12 @@ func available(line string) int64 {
 	w := strings.Fields(line)
 	for i := 3; i < len(w); i++ {
 		if strings.HasSuffix(w[i], "%") {
-			n, _ := strconv.ParseInt(w[i-1], 10, 64)
-			return n
+			if n, err := strconv.ParseInt(w[i-1], 10, 64); err == nil {
+				return n
+			}
 		}
 	}
-	return 0
+	return -1
 }
 
 func platform(system, hardware string, bits int) (goos, goarch string) {

@@ -1,0 +1,36 @@
+package planeclient
+
+import "fleet.example/fleet/core/wire"
+
+// complete reports whether an answer of success has what it is for. A server
+// that failed half way, or that is no plane, may well say `{}`; what is missing
+// then must not be stored or shown as if it were empty.
+func complete(out any) bool {
+	switch a := out.(type) {
+	case *wire.Version:
+		return a.Schema == wire.SchemaVersion
+	case *wire.ChallengeAnswer:
+		return a.Nonce != ""
+	case *wire.LoginAnswer:
+		return a.Token != "" && a.Person != "" && a.Role != "" && !a.ExpiresAt.IsZero()
+	case *wire.Whoami:
+		return a.Schema == wire.SchemaWhoami && a.Name != ""
+	case *wire.AdmitAnswer:
+		return a.Machine != "" && a.Status != ""
+	case *wire.Machine:
+		return a.ID != ""
+	case *wire.Machines:
+		return a.Schema == wire.SchemaMachines
+	case *wire.DeleteAnswer:
+		return a.Machine != ""
+	case *wire.Audit:
+		return a.Schema == wire.SchemaAudit
+	case *wire.PersonInvited:
+		return a.Invitation != ""
+	case *wire.TokenCreated:
+		return a.Secret != ""
+	case *wire.Tokens:
+		return a.Schema == wire.SchemaTokens
+	}
+	return true
+}
