@@ -45,7 +45,7 @@ func TestDocumentsAndTables(t *testing.T) {
 		"person-add-stdout": "person add erin --out -", "person-add-role": "person add erin --role king --out -",
 		"host-ls-none": "host ls", "host-ls-none-json": "host ls --json", "host-unlink-missing": "host unlink web-1",
 		"help-exit-codes": "help exit-codes", "help-selectors": "help selectors", "help-environment": "help environment",
-		"help-delete": "help delete", "help-ssh-config": "help ssh-config", "unknown": "nope", "unknown-nested": "token nope", "logout": "logout",
+		"help-delete": "help delete", "help-mux": "help mux", "help-ssh-config": "help ssh-config", "unknown": "nope", "unknown-nested": "token nope", "logout": "logout",
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newFake(t)
@@ -83,9 +83,14 @@ func TestTablesWithAges(t *testing.T) {
 		{Machine: idNew, Name: "new", Host: "new"},
 	}
 	tokens := newFake(t).tokens
+	shared := &wire.Mux{Running: true, Connections: []wire.MuxConnection{
+		{Host: "web-1", Destination: "dana@web-1.example.org:22", State: wire.MuxConnected, Since: at("2026-01-02T03:00:05Z"), Clients: 2},
+		{Host: "far", Destination: "dana@10.0.0.1:2222", State: wire.MuxDown, Since: at("2026-01-02T03:04:01Z"),
+			Error: "cannot reach dana@10.0.0.1:2222: dial tcp 10.0.0.1:2222: connect: connection refused"},
+		{Host: "box", Destination: "dana@box:22", State: wire.MuxReconnecting, Since: at("2026-01-02T03:04:04Z")}}}
 	for name, g := range map[string]func() *grid{
 		"grid-links": func() *grid { return linkGrid(links, now) }, "grid-tokens": func() *grid { return tokenGrid(tokens, now) },
-		"grid-machines": func() *grid { return machineGrid(sampleMachines()) }, "grid-audit": func() *grid { return auditGrid(chain(2)) },
+		"grid-machines": func() *grid { return machineGrid(sampleMachines()) }, "grid-mux": func() *grid { return muxGrid(shared, now) }, "grid-audit": func() *grid { return auditGrid(chain(2)) },
 	} {
 		var plainText, coloured, wide strings.Builder
 		for _, s := range []screen{{&plainText, 80, false}, {&coloured, 80, true}, {&wide, 200, false}} {

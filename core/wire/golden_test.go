@@ -21,6 +21,7 @@ func TestDocuments(t *testing.T) {
 		"identity":      wire.Identity{Schema: wire.SchemaIdentity},
 		"install":       wire.Install{Schema: wire.SchemaInstall},
 		"machine":       wire.Machine{Schema: wire.SchemaMachine},
+		"mux":           wire.Mux{Schema: wire.SchemaMux},
 		"plane":         wire.Plane{Schema: wire.SchemaPlane},
 		"refusal":       wire.Error{},
 		"rotate":        wire.RotateRequest{},
