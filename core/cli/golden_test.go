@@ -84,10 +84,10 @@ func TestTablesWithAges(t *testing.T) {
 	}
 	tokens := newFake(t).tokens
 	shared := &wire.Mux{Running: true, Connections: []wire.MuxConnection{
-		{Host: "web-1", Destination: "dana@web-1.example.org:22", State: wire.MuxConnected, Since: at("2026-01-02T03:00:05Z"), Clients: 2},
-		{Host: "far", Destination: "dana@10.0.0.1:2222", State: wire.MuxDown, Since: at("2026-01-02T03:04:01Z"),
+		{Host: "web-1", Destination: "dana@web-1.example.org:22", State: wire.MuxConnected, Since: *at("2026-01-02T03:00:05Z"), Clients: 2},
+		{Host: "far", Destination: "dana@10.0.0.1:2222", State: wire.MuxDown, Since: *at("2026-01-02T03:04:01Z"),
 			Error: "cannot reach dana@10.0.0.1:2222: dial tcp 10.0.0.1:2222: connect: connection refused"},
-		{Host: "box", Destination: "dana@box:22", State: wire.MuxReconnecting, Since: at("2026-01-02T03:04:04Z")}}}
+		{Host: "box", Destination: "dana@box:22", State: wire.MuxReconnecting, Since: *at("2026-01-02T03:04:04Z")}}}
 	for name, g := range map[string]func() *grid{
 		"grid-links": func() *grid { return linkGrid(links, now) }, "grid-tokens": func() *grid { return tokenGrid(tokens, now) },
 		"grid-machines": func() *grid { return machineGrid(sampleMachines()) }, "grid-mux": func() *grid { return muxGrid(shared, now) }, "grid-audit": func() *grid { return auditGrid(chain(2)) },
