@@ -359,7 +359,7 @@ func TestBadPlanesNeverMakeTheAgentDiscardAnything(t *testing.T) { // R22
 			fakeplane.Refuse(w, http.StatusForbidden, wire.CodeRevoked, p.Machine)
 			return true
 		},
-		"server error":     func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(500); return true },
+		"server error": func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(500); return true },
 		"truncated answer": func(w http.ResponseWriter, _ *http.Request) bool {
 			fmt.Fprintf(w, `{"machine":%q,"interval_s":0.`, p.Machine)
 			return true
