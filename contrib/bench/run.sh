@@ -68,8 +68,16 @@ if why=$("$dir/lab" check 2>&1); then
   fresh >/dev/null 2>&1
   echo "install with nothing to send:     $(median 5 fresh)"
   echo "fleet ls with one machine:        $(median 20 "$bin/fleet" ls)"
-  echo "fleet exec box -- true:           $(median 10 "$bin/fleet" exec box -- true)"
+  echo "fleet exec box -- true, alone:    $(median 10 "$bin/fleet" --no-mux exec box -- true)"
   echo "ssh host true:                    $(median 10 ssh "${ssh[@]}" "dana@$addr" true)"
+  "$bin/fleet" mux start 2>/dev/null
+  master=(-o ControlMaster=auto -o "ControlPath=$dir/master" -o ControlPersist=60)
+  ssh "${ssh[@]}" "${master[@]}" "dana@$addr" true
+  "$bin/fleet" exec box -- true
+  echo "fleet exec over a shared one:     $(median 40 "$bin/fleet" exec box -- true)"
+  echo "ssh over a ControlMaster:         $(median 40 ssh "${ssh[@]}" "${master[@]}" "dana@$addr" true)"
+  ssh "${master[@]}" -O exit "dana@$addr" 2>/dev/null
+  "$bin/fleet" mux stop 2>/dev/null
 else
   echo "== install: no lab here: $why"
 fi

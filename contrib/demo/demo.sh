@@ -26,6 +26,7 @@ end() { # PID
 cleanup() {
   status=$?
   trap - EXIT
+  "$bin/fleet" mux stop >/dev/null 2>&1 || true
   end "$plane_pid"
   if [ -n "$lab_up" ]; then "$dir/lab" down "$lab_up" >/dev/null || true; fi
   exec 9>&- # the loopback server ends with its input
