@@ -12,7 +12,9 @@ LDFLAGS   = -s -w -buildid= -X main.version=$(VERSION)
 # The command library's generator of manual pages costs every start a
 # millisecond of init.
 TAGS     := urfave_cli_no_docs
-BUILD     = $(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+COMMA    := ,
+# $(call BUILD,MORE) builds with more tags than TAGS.
+BUILD     = $(GO) build -tags $(TAGS)$(1) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 ON_MACHINE := agentd agentd-shim fleet-plugins
 
 .PHONY: help build artifacts demo test e2e lint bench fuzz completions clean
@@ -35,7 +37,7 @@ artifacts: build $(PLATFORMS:%=artifact-%) ## build and sign what is installed o
 
 artifact-%: build
 	@mkdir -p $(CROSS)/$*
-	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(BUILD) -o $(CROSS)/$*/ $(ON_MACHINE:%=./cmd/%)
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(call BUILD,$(COMMA)onmachine) -o $(CROSS)/$*/ $(ON_MACHINE:%=./cmd/%)
 	$(BIN)/fleet-host artifact build $(CROSS)/$* --os $(word 1,$(subst -, ,$*)) --arch $(word 2,$(subst -, ,$*)) \
 		--as $(VERSION) --sign-key $(SIGN_KEY) --out $(BIN)/artifacts
 

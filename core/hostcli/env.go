@@ -3,7 +3,6 @@ package hostcli
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 
@@ -18,6 +17,7 @@ import (
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/reach"
+	"fleet.example/fleet/core/route"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/sshconfig"
@@ -72,45 +72,14 @@ func (e *env) notef(format string, args ...any) {
 	}
 }
 
-// dial opens the byte stream to a host through the transport plugin.
-func (e *env) dial(ctx context.Context, conf *sshconfig.Config) (net.Conn, error) {
-	t, err := e.catalog.LaunchTransport(ctx, "direct", transportHost{e})
+// transport starts a transport plugin.
+func (e *env) transport(ctx context.Context, name string, th sdk.TransportHost) (route.Transport, error) {
+	t, err := e.catalog.LaunchTransport(ctx, name, th)
 	if err != nil {
-		return nil, err
+		return nil, err // not t, which is a nil of its own type
 	}
-	conn, err := t.Dial(ctx, targetOf(conf))
-	// What a first-party transport hands over is this process's own connection.
-	if closeErr := t.Close(); closeErr != nil {
-		e.notef("cannot end the transport plugin: %v", closeErr)
-	}
-	return conn, err
+	return t, nil
 }
-
-func targetOf(conf *sshconfig.Config) sdk.Target {
-	return sdk.Target{Destination: conf.Alias,
-		Hop:           sdk.Hop{ID: "target", Host: conf.HostName, Port: conf.Port, User: conf.User},
-		AddressFamily: conf.AddressFamily, BindAddress: conf.BindAddress, ConnectTimeout: conf.ConnectTimeout}
-}
-
-// transportHost answers a transport's questions about hops. A direct dial has
-// none but the target, whose key and login are this process's own business.
-type transportHost struct{ e *env }
-
-func (transportHost) Resolve(context.Context, string) (sdk.Resolved, error) {
-	return sdk.Resolved{}, sdk.ErrUnsupported
-}
-
-func (transportHost) HostKeyAlgorithms(context.Context, string) ([]string, error) {
-	return nil, sdk.ErrUnsupported
-}
-
-func (transportHost) VerifyHostKey(context.Context, string, []byte, string) error {
-	return sdk.ErrDenied
-}
-
-func (transportHost) AgentSocket(context.Context, string) (string, error) { return "", nil }
-
-func (t transportHost) Progress(_ context.Context, message string) { t.e.notef("%s", message) }
 
 // signers are the keys whose artifacts are trusted: the one linked in, and
 // those that the person added.
@@ -162,7 +131,7 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 	if err != nil {
 		return nil, err
 	}
-	in := &install.Env{Resolver: e.resolver, Pins: e.pins, Dial: e.dial,
+	in := &install.Env{Resolver: e.resolver, Pins: e.pins, Transport: e.transport, Output: e.call.Stderr,
 		Managers: func(goos, goarch string) []string {
 			var names []string
 			for _, f := range plugins {

@@ -46,8 +46,8 @@ With --hosts, each line of FILE is: HOST [fingerprint=SHA256:…] [name=NAME]
 
 func trustFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringSliceFlag{Name: "fingerprint", Usage: "the host key's `SHA256:…`, which confirms it"},
-		&cli.StringFlag{Name: "trust", Usage: "`EVIDENCE` that confirms the host key: known_hosts or cert-authority"},
+		&cli.StringSliceFlag{Name: "fingerprint", Usage: "the host key's `SHA256:…`, which confirms it; HOP=SHA256:… for a jump host"},
+		&cli.StringFlag{Name: "trust", Usage: "`EVIDENCE` that confirms host keys, of jump hosts too: known_hosts or cert-authority"},
 	}
 }
 

@@ -3,7 +3,6 @@ package hostcli
 import (
 	"context"
 	"fmt"
-	"net"
 
 	"github.com/urfave/cli/v2"
 
@@ -11,7 +10,6 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/settings"
-	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/plugins/catalog"
 	"fleet.example/fleet/plugins/catalog/localhost"
 	"fleet.example/fleet/plugins/sdk"
@@ -92,7 +90,7 @@ func (e *env) testThere(ctx context.Context, path string, o install.Options) (ca
 		},
 		Clean: t.Clean,
 		Reach: func(ctx context.Context, d conformance.Dialer) error {
-			return t.Reach(ctx, func(ctx context.Context, c *sshconfig.Config) (net.Conn, error) { return d.Dial(ctx, targetOf(c)) })
+			return t.Reach(ctx, d.Dial)
 		},
 	})
 }

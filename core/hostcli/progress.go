@@ -16,7 +16,6 @@ import (
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/hostkey"
-	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -145,11 +144,11 @@ func (p *progress) clear() {
 }
 
 // ask takes the moving line away before the person is asked.
-func (p *progress) ask(c *command.Call) func(context.Context, *sshconn.Conn) (bool, error) {
+func (p *progress) ask(c *command.Call) func(context.Context, hostkey.Met) (bool, error) {
 	question := askHostKey(c)
-	return func(ctx context.Context, conn *sshconn.Conn) (bool, error) {
+	return func(ctx context.Context, m hostkey.Met) (bool, error) {
 		p.done()
-		return question(ctx, conn)
+		return question(ctx, m)
 	}
 }
 
@@ -168,10 +167,14 @@ func fitText(s string) string {
 }
 
 // askHostKey shows a key, and what speaks for it, and asks.
-func askHostKey(c *command.Call) func(context.Context, *sshconn.Conn) (bool, error) {
-	return func(ctx context.Context, conn *sshconn.Conn) (bool, error) {
-		fmt.Fprintf(c.Stderr, "The host key of %s is not known here:\n  %s\n", conn.Place, hostkey.Describe(conn.Key))
-		for _, e := range conn.Evidence {
+func askHostKey(c *command.Call) func(context.Context, hostkey.Met) (bool, error) {
+	return func(ctx context.Context, m hostkey.Met) (bool, error) {
+		what := ""
+		if m.Jump {
+			what = "jump host "
+		}
+		fmt.Fprintf(c.Stderr, "The host key of %s%s is not known here:\n  %s\n", what, m.Place, hostkey.Describe(m.Key))
+		for _, e := range m.Evidence {
 			fmt.Fprintf(c.Stderr, "  %s\n", e)
 		}
 		fmt.Fprint(c.Stderr, "Compare it with the host's own. Is it right (yes/no)? ")

@@ -9,6 +9,7 @@ import (
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/remote"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/wire"
@@ -19,8 +20,12 @@ func testCommand(b Build) *command.Command {
 	return &command.Command{
 		Name: "test", Group: "Machines", Args: "HOST", Summary: "look at what an install would meet, and change nothing", Min: 1, Max: 1,
 		Help: `Exit 0: an install can go on from here, once the host key is confirmed.
-Exit 9: a step failed, and its remedy is shown.`,
-		Flags: append(append(command.JSONFlags(false), settings.SSHFlags()...),
+Exit 9: a step failed, and its remedy is shown.
+
+The target's key need not be confirmed yet. A jump host's must be, since fleet
+logs in there: one that is not pinned ends the test with exit 6, unless
+--fingerprint HOP=SHA256:… or --trust speaks for it. The test pins neither.`,
+		Flags: append(append(append(command.JSONFlags(false), settings.SSHFlags()...), trustFlags()...),
 			&cli.StringFlag{Name: "scope", Usage: "`SCOPE` of the service: user or system"}),
 		Run: func(ctx context.Context, c *command.Call) error { return runTest(ctx, b, c) },
 	}
@@ -46,7 +51,8 @@ func runTest(ctx context.Context, b Build, c *command.Call) error {
 			}
 		}
 	}
-	doc, err := in.Test(ctx, host(c), settings.SSH(c), c.String("scope"), e.runProbes)
+	by := install.Confirmation{Fingerprints: c.StringSlice("fingerprint"), Trust: c.String("trust")}
+	doc, err := in.Test(ctx, host(c), settings.SSH(c), by, c.String("scope"), e.runProbes)
 	if c.WantsJSON() {
 		if perr := c.Print(doc); perr != nil {
 			return perr

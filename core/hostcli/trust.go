@@ -3,6 +3,7 @@ package hostcli
 import (
 	"context"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"fleet.example/fleet/core/command"
@@ -20,6 +21,12 @@ func trustCommand(b Build) *command.Command {
 		Help: `fleet trust HOST connects, shows the host's key, and pins it once it is confirmed:
 by answering, by --fingerprint, or by --trust. A key that was pinned before is
 replaced. fleet trust ls lists the pins, fleet trust rm HOST removes one.
+
+A pin is for a host, its port, and the jump hosts that lead there. Jump hosts that
+are not pinned yet are confirmed on the way, nearest first: by answering, by
+--fingerprint HOP=SHA256:…, or by --trust. To re-pin one, name it as HOST, with
+-J for those before it. Behind a ProxyCommand, the place is shown as via
+ProxyCommand, whatever the command is.
 
 OpenSSH's own known_hosts files are read as evidence and never written.`,
 		Flags: append(append(command.JSONFlags(false), settings.SSHFlags()...), trustFlags()...),
@@ -76,14 +83,25 @@ func (e *env) trustList() error {
 
 // trustRemove takes a destination, or the name as trust ls shows it.
 func (e *env) trustRemove(ctx context.Context, dest string) error {
-	if err := e.pins.Remove(ctx, hostkey.Place{Name: dest}); fault.Of(err) == nil || fault.Of(err).Exit != fault.NotFound {
+	name, chain, _ := strings.Cut(dest, hostkey.Via)
+	if err := e.pins.Remove(ctx, hostkey.Place{Name: name, Chain: chain}); fault.Of(err) == nil || fault.Of(err).Exit != fault.NotFound || chain != "" {
 		return err
 	}
-	conf, err := e.resolver.Resolve(ctx, dest, e.sshFlags())
+	place, err := e.placeOf(ctx, dest)
 	if err != nil {
 		return err
 	}
-	return e.pins.Remove(ctx, hostkey.Place{Name: conf.HostKeyName()})
+	return e.pins.Remove(ctx, place)
+}
+
+// placeOf is where a destination's own key is pinned.
+func (e *env) placeOf(ctx context.Context, dest string) (hostkey.Place, error) {
+	way, err := e.resolver.Chain(ctx, dest, e.sshFlags())
+	if err != nil {
+		return hostkey.Place{}, err
+	}
+	places := sshconn.PlacesOf(way)
+	return places[len(places)-1], nil
 }
 
 func (e *env) trustHost(ctx context.Context, dest string) error {
@@ -94,18 +112,23 @@ func (e *env) trustHost(ctx context.Context, dest string) error {
 	if e.call.Interactive() && !e.call.WantsJSON() {
 		in.Ask = askHostKey(e.call)
 	}
-	conf, err := e.resolver.Resolve(ctx, dest, e.sshFlags())
+	// The target's pins do not count here: what the host presents now is what
+	// the person is asked about. Hosts on the way are as pinned as ever.
+	place, err := e.placeOf(ctx, dest)
 	if err != nil {
 		return err
 	}
-	// The pins that are there do not count here: what the host presents now is
-	// what the person is asked about.
-	place := hostkey.Place{Name: conf.HostKeyName()}
 	old, err := e.pins.Pins(place)
 	if err != nil {
 		return err
 	}
-	conn, err := in.ConnectAnew(ctx, dest, e.sshFlags())
+	by := install.Confirmation{Fingerprints: e.call.StringSlice("fingerprint"), Trust: e.call.String("trust")}
+	in.HopMet = func(m hostkey.Met, how string, err error) {
+		if err == nil && how != "" && !e.call.WantsJSON() {
+			fmt.Fprintf(e.call.Stdout, "pinned: %s %s\n", m.Place, hostkey.Describe(m.Key))
+		}
+	}
+	conn, err := in.ConnectConfirming(ctx, dest, e.sshFlags(), by, true)
 	if err != nil {
 		return err
 	}
@@ -113,11 +136,11 @@ func (e *env) trustHost(ctx context.Context, dest string) error {
 	if ok, err := hostkey.Check(place, old, conn.Key); ok && err == nil {
 		return e.trusted(conn, "already pinned")
 	}
-	by, err := in.Decide(ctx, conn, e.call.StringSlice("fingerprint"), e.call.String("trust"))
+	how, err := in.Decide(ctx, conn.Met(), by)
 	if err != nil {
 		return err
 	}
-	if err := conn.Confirm(ctx, by); err != nil {
+	if err := conn.Confirm(ctx, how); err != nil {
 		return err
 	}
 	return e.trusted(conn, "pinned")
@@ -129,7 +152,7 @@ func (e *env) trusted(conn *sshconn.Conn, what string) error {
 		if err != nil {
 			return err
 		}
-		return e.call.Print(trustDoc{wire.SchemaTrust, []hostkey.Entry{{Name: conn.Place.Name, Keys: pins}}})
+		return e.call.Print(trustDoc{wire.SchemaTrust, []hostkey.Entry{{Name: conn.Place.Name, Chain: conn.Place.Chain, Keys: pins}}})
 	}
 	k := install.HostKeyDoc(conn)
 	fmt.Fprintf(e.call.Stdout, "%s: %s %s %s\n", what, conn.Place, k.Type, k.Fingerprint)

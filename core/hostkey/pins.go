@@ -37,8 +37,11 @@ func (p Place) String() string {
 	if p.Chain == "" {
 		return p.Name
 	}
-	return p.Name + " via " + p.Chain
+	return p.Name + Via + p.Chain
 }
+
+// Via stands between the two parts of a place's words.
+const Via = " via "
 
 // Ways in which a pin was confirmed.
 const (

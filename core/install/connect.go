@@ -3,52 +3,100 @@ package install
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 
 	"golang.org/x/crypto/ssh"
 
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/hostkey"
+	"fleet.example/fleet/core/route"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/wire"
 )
 
-// Connect resolves a destination and dials it.
+// Confirmation is what a person gave to confirm host keys that are not pinned
+// yet, of the target and of every jump host alike. Who can be asked is Env.Ask.
+type Confirmation struct {
+	Fingerprints []string // [HOP=]SHA256:…
+	Trust        string   // "" | known_hosts | cert-authority
+	// Loose accepts what is confirmed without pinning it.
+	Loose bool
+}
+
+// Connect resolves a destination and dials it. A jump host whose key is not
+// pinned is refused; the target's own key is for the caller to look at.
 func (e *Env) Connect(ctx context.Context, host string, flags sshconfig.Flags) (*sshconn.Conn, error) {
-	return e.connect(ctx, host, flags, false)
+	return e.connect(ctx, host, flags, nil, false)
 }
 
-// ConnectAnew is Connect as if nothing were pinned for the host yet.
-func (e *Env) ConnectAnew(ctx context.Context, host string, flags sshconfig.Flags) (*sshconn.Conn, error) {
-	return e.connect(ctx, host, flags, true)
+// ConnectConfirming is Connect where jump hosts' keys may be confirmed on the
+// way, each before anything but the handshake is sent there (R2). With anew,
+// what is pinned for the target is left aside.
+func (e *Env) ConnectConfirming(ctx context.Context, host string, flags sshconfig.Flags, by Confirmation, anew bool) (*sshconn.Conn, error) {
+	return e.connect(ctx, host, flags, &by, anew)
 }
 
-func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, anew bool) (*sshconn.Conn, error) {
+func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, by *Confirmation, anew bool) (*sshconn.Conn, error) {
 	chain, err := e.Resolver.Chain(ctx, host, flags)
 	if err != nil {
 		return nil, err
 	}
-	for _, line := range chain.Target.Explain() {
-		e.Notef("%s", line)
-	}
-	return e.ConnectChain(ctx, chain, anew)
-}
-
-// ConnectChain dials a destination that is resolved.
-func (e *Env) ConnectChain(ctx context.Context, chain *sshconfig.Chain, anew bool) (*sshconn.Conn, error) {
-	conf := chain.Target
-	for keyword, value := range map[string]string{"ProxyJump": conf.ProxyJump, "ProxyCommand": conf.ProxyCommand} {
-		if value != "" {
-			return nil, fault.New(fault.Failure, "unsupported", "%s is reached through %s %s, which this version of fleet does not support: only direct connections", conf.Alias, keyword, value)
+	for _, hop := range append(chain.Jumps[:len(chain.Jumps):len(chain.Jumps)], chain.Target) {
+		for _, line := range hop.Explain() {
+			e.Notef("%s", line)
 		}
 	}
-	return sshconn.Dial(ctx, sshconn.Params{Config: conf, Dial: e.Dial, Pins: e.Pins, Anew: anew, Notef: e.Notef})
+	return e.dialChain(ctx, chain, by, anew)
+}
+
+// ConnectChain dials a destination that is resolved, as Connect does.
+func (e *Env) ConnectChain(ctx context.Context, chain *sshconfig.Chain, anew bool) (*sshconn.Conn, error) {
+	return e.dialChain(ctx, chain, nil, anew)
+}
+
+func (e *Env) dialChain(ctx context.Context, chain *sshconfig.Chain, by *Confirmation, anew bool) (*sshconn.Conn, error) {
+	w := &route.Way{Chain: chain, Pins: e.Pins, Launch: e.Transport, Met: e.HopMet, Notef: e.Notef, Output: e.Output}
+	if by != nil {
+		if err := by.check(chain); err != nil {
+			return nil, err
+		}
+		w.Decide = func(ctx context.Context, m hostkey.Met) (string, error) {
+			how, err := e.Decide(ctx, m, *by)
+			if err == nil && by.Loose {
+				how = ""
+			}
+			return how, err
+		}
+	}
+	places := sshconn.PlacesOf(chain)
+	return sshconn.Dial(ctx, sshconn.Params{Config: chain.Target, Pins: e.Pins, Anew: anew, Notef: e.Notef,
+		Chain: places[len(places)-1].Chain, Patience: w.Patience(),
+		Dial: func(ctx context.Context, _ *sshconfig.Config) (net.Conn, error) { return w.Dial(ctx) }})
+}
+
+// check refuses fingerprints for hosts that are not on the way, before anything
+// is dialled.
+func (c Confirmation) check(chain *sshconfig.Chain) error {
+	given, err := hostkey.ParseFingerprints(c.Fingerprints)
+	if err != nil {
+		return err
+	}
+	var hops [][]string
+	for _, hop := range append(chain.Jumps[:len(chain.Jumps):len(chain.Jumps)], chain.Target) {
+		hops = append(hops, sshconn.Names(hop))
+	}
+	return hostkey.CheckHops(given, hops)
+}
+
+func (o Options) confirmation() Confirmation {
+	return Confirmation{Fingerprints: o.Fingerprints, Trust: o.Trust}
 }
 
 func (r *run) connect(ctx context.Context) (bool, string, error) {
 	var err error
-	if r.conn, err = r.Connect(ctx, r.o.Host, r.o.SSH); err != nil {
+	if r.conn, err = r.ConnectConfirming(ctx, r.o.Host, r.o.SSH, r.o.confirmation(), false); err != nil {
 		return false, "", err
 	}
 	r.conf = r.conn.Config
@@ -58,11 +106,25 @@ func (r *run) connect(ctx context.Context) (bool, string, error) {
 }
 
 // HostKeyDoc shows a connection's host key and the evidence.
-func HostKeyDoc(c *sshconn.Conn) *wire.HostKey {
-	k := hostkey.Plain(c.Key)
+func HostKeyDoc(c *sshconn.Conn) *wire.HostKey { return keyDoc(c.Met()) }
+
+func keyDoc(m hostkey.Met) *wire.HostKey {
+	k := hostkey.Plain(m.Key)
 	d := &wire.HostKey{Type: k.Type(), Fingerprint: ssh.FingerprintSHA256(k), Evidence: []wire.KeyEvidence{}}
-	for _, e := range c.Evidence {
+	for _, e := range m.Evidence {
 		d.Evidence = append(d.Evidence, wire.KeyEvidence{Kind: e.Kind, File: e.File, Line: e.Line, Expected: e.Expected})
+	}
+	return d
+}
+
+// jumpDoc shows a jump host's key and what became of it.
+func jumpDoc(m hostkey.Met, by string, err error) wire.JumpHost {
+	d := wire.JumpHost{Host: m.Host, HostKey: keyDoc(m), Confirmed: by}
+	switch {
+	case err != nil:
+		d.Confirmed = ""
+	case by == "":
+		d.Confirmed = "pinned"
 	}
 	return d
 }
@@ -72,7 +134,7 @@ func (r *run) hostKey(ctx context.Context) (bool, string, error) {
 		r.doc.Matched.HostKey = true
 		return true, "pinned", nil
 	}
-	by, err := r.Decide(ctx, r.conn, r.o.Fingerprints, r.o.Trust)
+	by, err := r.Decide(ctx, r.conn.Met(), r.o.confirmation())
 	if err != nil {
 		return false, "", err
 	}
@@ -86,55 +148,65 @@ func (r *run) hostKey(ctx context.Context) (bool, string, error) {
 // Decide says what confirms a key that is not pinned yet: a fingerprint that
 // was given, evidence that the person named, or the person's answer. Without
 // any of them it refuses; nothing is trusted because it is there (R2).
-func (e *Env) Decide(ctx context.Context, c *sshconn.Conn, fingerprints []string, trust string) (by string, err error) {
-	if len(fingerprints) > 0 {
-		for _, f := range fingerprints {
-			f = strings.TrimPrefix(f, c.Place.Name+"=")
-			if err := hostkey.CheckFingerprint(f); err != nil {
-				return "", err
-			}
-			if hostkey.SameFingerprint(f, c.Key) {
-				return hostkey.ByFingerprint, nil
-			}
-		}
-		return "", fault.New(fault.HostKey, "host_key_mismatch", "host key of %s is not the one that was given: expected %s got %s",
-			c.Place, strings.Join(fingerprints, " or "), hostkey.Describe(c.Key))
+func (e *Env) Decide(ctx context.Context, m hostkey.Met, c Confirmation) (by string, err error) {
+	given, err := hostkey.ParseFingerprints(c.Fingerprints)
+	if err != nil {
+		return "", err
 	}
-	if trust != "" {
-		want := map[string]string{hostkey.ByKnownHosts: hostkey.EvidenceKnown, hostkey.ByCertAuthority: hostkey.EvidenceAuthority}[trust]
-		if want == "" {
-			return "", fault.Usagef("--trust takes known_hosts or cert-authority, not %q", trust)
+	var expected []string
+	for _, f := range given {
+		if !f.Speaks(m) {
+			continue
 		}
-		for _, ev := range c.Evidence {
-			if ev.Kind == hostkey.EvidenceOther {
-				return "", fault.New(fault.HostKey, "host_key_changed", "host key changed: %s: expected %s got %s (%s:%d)",
-					c.Place, ev.Expected, hostkey.Describe(c.Key), ev.File, ev.Line)
-			}
+		if hostkey.SameFingerprint(f.Value, m.Key) {
+			return hostkey.ByFingerprint, nil
 		}
-		for _, ev := range c.Evidence {
-			if ev.Kind == want {
-				return trust, nil
-			}
-		}
-		return "", fault.New(fault.HostKey, "host_key_unknown", "host key unknown: %s: got %s, and --trust %s finds nothing that speaks for it",
-			c.Place, hostkey.Describe(c.Key), trust)
+		expected = append(expected, f.Value)
+	}
+	if len(expected) > 0 {
+		return "", fault.New(fault.HostKey, "host_key_mismatch", "host key of %s is not the one that was given: expected %s got %s",
+			m.Place, strings.Join(expected, " or "), hostkey.Describe(m.Key))
+	}
+	if c.Trust != "" {
+		return e.byEvidence(m, c.Trust)
 	}
 	if e.Ask != nil {
-		yes, err := e.Ask(ctx, c)
+		yes, err := e.Ask(ctx, m)
 		if err != nil {
 			return "", err
 		}
 		if yes {
 			return hostkey.ByPrompt, nil
 		}
-		return "", fault.New(fault.HostKey, "host_key_unknown", "host key of %s was not confirmed", c.Place)
+		return "", fault.New(fault.HostKey, "host_key_unknown", "host key of %s was not confirmed", m.Place)
 	}
-	f := fault.Of(sshconn.Unconfirmed(c))
-	for _, ev := range c.Evidence {
+	f := fault.Of(sshconn.UnconfirmedKey(m))
+	for _, ev := range m.Evidence {
 		f.Hint += fmt.Sprintf("\n%s", ev)
 		if ev.Kind == hostkey.EvidenceKnown {
 			f.Hint += "\n--trust known_hosts accepts that"
 		}
 	}
 	return "", f
+}
+
+// byEvidence accepts a key that the evidence speaks for that a person named.
+func (e *Env) byEvidence(m hostkey.Met, trust string) (string, error) {
+	want := map[string]string{hostkey.ByKnownHosts: hostkey.EvidenceKnown, hostkey.ByCertAuthority: hostkey.EvidenceAuthority}[trust]
+	if want == "" {
+		return "", fault.Usagef("--trust takes known_hosts or cert-authority, not %q", trust)
+	}
+	for _, ev := range m.Evidence {
+		if ev.Kind == hostkey.EvidenceOther {
+			return "", fault.New(fault.HostKey, "host_key_changed", "host key changed: %s: expected %s got %s (%s:%d)",
+				m.Place, ev.Expected, hostkey.Describe(m.Key), ev.File, ev.Line)
+		}
+	}
+	for _, ev := range m.Evidence {
+		if ev.Kind == want {
+			return trust, nil
+		}
+	}
+	return "", fault.New(fault.HostKey, "host_key_unknown", "host key unknown: %s: got %s, and --trust %s finds nothing that speaks for it",
+		m.Place, hostkey.Describe(m.Key), trust).WithHint("%s confirms it", m.Flag())
 }

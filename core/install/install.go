@@ -29,6 +29,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"fleet.example/fleet/core/artifact"
@@ -36,6 +37,7 @@ import (
 	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/remote"
+	"fleet.example/fleet/core/route"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
@@ -68,7 +70,11 @@ type Env struct {
 
 	Resolver sshconfig.Resolver
 	Pins     *hostkey.Store
-	Dial     sshconn.Dialer
+	// Transport starts a transport plugin, which answers to th.
+	Transport func(ctx context.Context, name string, th sdk.TransportHost) (route.Transport, error)
+	// Output takes what programs on the way to a host write on their standard
+	// error.
+	Output io.Writer
 
 	// Managers names the service-manager plugins that act on a platform; Launch
 	// starts one, and may be called from several goroutines.
@@ -82,7 +88,10 @@ type Env struct {
 	Open OpenAgent
 
 	// Ask asks the person whether the key is right; nil means nobody can be asked.
-	Ask func(ctx context.Context, c *sshconn.Conn) (bool, error)
+	Ask func(ctx context.Context, m hostkey.Met) (bool, error)
+	// HopMet is told of every jump host's key: what confirmed it, "" where it was
+	// pinned before, or why it was refused. Nil: nobody wants to know.
+	HopMet func(m hostkey.Met, by string, err error)
 	// Report is told of every finished step; Notice of what is being waited for;
 	// Sent of how many bytes of an upload are on their way.
 	Report func(wire.Step)
@@ -154,7 +163,14 @@ func (r *run) step(ctx context.Context, name string, do func(ctx context.Context
 // Install installs the agent on a machine and links it. The document is
 // returned even with an error and says how far it came.
 func (e *Env) Install(ctx context.Context, o Options) (*wire.Install, error) {
-	r := &run{Env: e, o: o, doc: &wire.Install{Schema: wire.SchemaInstall, Host: o.Host, Steps: []wire.Step{}}}
+	own := *e
+	r := &run{Env: &own, o: o, doc: &wire.Install{Schema: wire.SchemaInstall, Host: o.Host, Steps: []wire.Step{}}}
+	own.HopMet = func(m hostkey.Met, by string, err error) {
+		r.doc.Jumps = append(r.doc.Jumps, jumpDoc(m, by, err))
+		if e.HopMet != nil {
+			e.HopMet(m, by, err)
+		}
+	}
 	defer r.close()
 	for _, s := range []struct {
 		name string

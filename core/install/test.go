@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/remote"
 	"fleet.example/fleet/core/sshconfig"
@@ -23,10 +24,12 @@ type ProbeRunner func(ctx context.Context, h *remote.Host) (map[string][]sdk.Fin
 
 // Test is the install's read-only half. It changes nothing and trusts nothing:
 // before the key is confirmed only fixed probes and described commands run.
-func (e *Env) Test(ctx context.Context, hostArg string, flags sshconfig.Flags, scope string, probes ProbeRunner) (*wire.Test, error) {
+func (e *Env) Test(ctx context.Context, hostArg string, flags sshconfig.Flags, by Confirmation, scope string, probes ProbeRunner) (*wire.Test, error) {
 	doc := &wire.Test{Schema: wire.SchemaTest, Host: hostArg, Steps: []wire.Step{}}
-	t := &tester{Env: e, doc: doc}
-	conn, err := t.connect(ctx, hostArg, flags)
+	own := *e
+	t := &tester{Env: &own, doc: doc, met: time.Now()}
+	own.HopMet = t.jump
+	conn, err := t.connect(ctx, hostArg, flags, by)
 	if err != nil {
 		return doc, err
 	}
@@ -75,6 +78,7 @@ type tester struct {
 	*Env
 	doc     *wire.Test
 	account string
+	met     time.Time // when the last jump host's key was met, or the test began
 }
 
 func (t *tester) add(name, status string, begin time.Time, detail, remedy string) {
@@ -88,9 +92,32 @@ func (t *tester) failed(name string, begin time.Time, err error) {
 	t.add(name, wire.StepFailed, begin, f.Msg, f.Hint)
 }
 
-func (t *tester) connect(ctx context.Context, hostArg string, flags sshconfig.Flags) (*sshconn.Conn, error) {
+// jump shows one host on the way. One whose key nobody confirmed ends the test:
+// to go on would be to log in there (R2).
+func (t *tester) jump(m hostkey.Met, by string, err error) {
+	begin := t.met
+	t.met = time.Now()
+	d := jumpDoc(m, by, err)
+	t.doc.Jumps = append(t.doc.Jumps, d)
+	detail := m.Host + ": " + d.HostKey.Type + " " + d.HostKey.Fingerprint
+	if err == nil {
+		detail += ", " + d.Confirmed
+	}
+	for _, ev := range m.Evidence {
+		detail += "; " + ev.String()
+	}
+	if err == nil {
+		t.add("jump-host-key", wire.StepOK, begin, detail, "")
+		return
+	}
+	f := fault.Of(err)
+	t.add("jump-host-key", wire.StepFailed, begin, detail+"; "+f.Msg, f.Hint)
+}
+
+func (t *tester) connect(ctx context.Context, hostArg string, flags sshconfig.Flags, by Confirmation) (*sshconn.Conn, error) {
 	begin := time.Now()
-	conn, err := t.Connect(ctx, hostArg, flags)
+	by.Loose = true // a test pins nothing
+	conn, err := t.ConnectConfirming(ctx, hostArg, flags, by, false)
 	if err != nil {
 		t.failed("connect", begin, err)
 		return nil, err

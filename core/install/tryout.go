@@ -16,7 +16,7 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/remote"
-	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/route"
 	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/plugins/sdk"
@@ -222,11 +222,11 @@ true`})
 	return nil
 }
 
-// Reach opens two connections to the machine over streams of another dialer and
-// uses both.
-func (t *Tryout) Reach(ctx context.Context, dial func(ctx context.Context, c *sshconfig.Config) (net.Conn, error)) error {
+// Reach opens two connections to the machine over streams of another transport
+// and uses both.
+func (t *Tryout) Reach(ctx context.Context, dial func(ctx context.Context, target sdk.Target) (net.Conn, error)) error {
 	over := *t.r.Env
-	over.Dial = dial
+	over.Transport = func(context.Context, string, sdk.TransportHost) (route.Transport, error) { return tried(dial), nil }
 	var conns [2]*sshconn.Conn
 	for i := range conns {
 		c, err := over.Connect(ctx, t.r.o.Host, t.r.o.SSH)
@@ -252,3 +252,14 @@ func (t *Tryout) Reach(ctx context.Context, dial func(ctx context.Context, c *ss
 	}
 	return both.Wait()
 }
+
+// tried is a transport that somebody else started and ends.
+type tried func(ctx context.Context, target sdk.Target) (net.Conn, error)
+
+func (d tried) Dial(ctx context.Context, target sdk.Target) (net.Conn, bool, error) {
+	conn, err := d(ctx, target)
+	return conn, true, err
+}
+
+func (tried) Dir() string  { return "" }
+func (tried) Close() error { return nil }

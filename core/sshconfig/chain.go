@@ -2,6 +2,7 @@ package sshconfig
 
 import (
 	"context"
+	"os"
 	"strings"
 	"sync"
 
@@ -14,6 +15,10 @@ import (
 type Chain struct {
 	Jumps  []*Config
 	Target *Config
+	// Environ and Dir are the person's, where a ProxyCommand needs them: another
+	// process may be the one that runs it.
+	Environ []string `json:",omitempty"`
+	Dir     string   `json:",omitempty"`
 }
 
 // First is the hop that is dialled from here.
@@ -58,6 +63,12 @@ func (r Resolver) Chain(ctx context.Context, dest string, f Flags) (*Chain, erro
 		}
 		if c.Jumps = append(jumps, c.Jumps...); len(c.Jumps) > maxJumps {
 			return nil, fault.New(fault.Failure, "jump_loop", "cannot reach %s: more than %d jumps", target, maxJumps)
+		}
+	}
+	if c.First().ProxyCommand != "" {
+		c.Environ = os.Environ()
+		if c.Dir, err = os.Getwd(); err != nil {
+			c.Dir = "/"
 		}
 	}
 	return c, nil

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -21,34 +23,29 @@ import (
 // does not lock the right one out.
 const maxKeys = 12
 
+// agentTimeout bounds connecting to an agent.
+const agentTimeout = 5 * time.Second
+
 // auth finds the keys to offer for one destination.
 type auth struct {
 	config *sshconfig.Config
 	notef  func(string, ...any)
+
+	mu     sync.Mutex // of what follows
 	agent  agent.ExtendedAgent
 	conn   net.Conn
+	closed bool
 
 	encrypted []string // key files that need a passphrase
+	unused    []string // why other key files are not used
 	agentErr  error
 	offered   int
 }
 
-func newAuth(c *sshconfig.Config, notef func(string, ...any)) (*auth, error) {
-	a := &auth{config: c, notef: notef}
-	if c.IdentityAgent == "" {
-		return a, nil
-	}
-	conn, err := net.DialTimeout("unix", c.IdentityAgent, 5*time.Second)
-	if err != nil {
-		a.agentErr = err
-		notef("cannot reach the ssh-agent at %s: %v", c.IdentityAgent, err)
-		return a, nil
-	}
-	a.conn, a.agent = conn, agent.NewClient(conn)
-	return a, nil
-}
-
 func (a *auth) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
 	if a.conn != nil {
 		a.conn.Close()
 	}
@@ -57,7 +54,12 @@ func (a *auth) close() {
 // signers returns the keys in the order in which they are offered: configured
 // files first, each through the agent if it holds the key; then what else the
 // agent has, unless IdentitiesOnly; then ssh's default files.
+//
+// As with ssh, a file among the defaults that the agent holds comes before the
+// agent's other keys.
 func (a *auth) signers() ([]ssh.Signer, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	held, err := a.held()
 	if err != nil {
 		a.agentErr = err
@@ -81,6 +83,14 @@ func (a *auth) signers() ([]ssh.Signer, error) {
 	}
 	if a.config.IdentityFileSet {
 		addFiles()
+	} else {
+		for _, f := range a.config.IdentityFiles {
+			if pub := readPublic(f); pub != nil {
+				if s := pick(held, pub); s != nil {
+					add(s)
+				}
+			}
+		}
 	}
 	if !a.config.IdentitiesOnly {
 		for _, s := range held {
@@ -110,8 +120,18 @@ func (a *auth) acceptable(keys []ssh.Signer) []ssh.Signer {
 }
 
 func (a *auth) held() ([]ssh.Signer, error) {
-	if a.agent == nil {
+	if a.config.IdentityAgent == "" {
 		return nil, nil
+	}
+	if a.closed {
+		return nil, net.ErrClosed
+	}
+	if a.agent == nil {
+		conn, err := net.DialTimeout("unix", a.config.IdentityAgent, agentTimeout)
+		if err != nil {
+			return nil, err
+		}
+		a.conn, a.agent = conn, agent.NewClient(conn)
 	}
 	if err := a.conn.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return nil, err
@@ -132,16 +152,16 @@ func (a *auth) file(path string, held []ssh.Signer) ssh.Signer {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) || a.config.IdentityFileSet {
-			a.notef("cannot read the key %s: %v", path, err)
+			a.skip("cannot read the key %s: %v", path, err)
 		}
 		return nil
 	}
 	if pub != nil && parsePublic(b) != nil {
-		a.notef("%s is a public key whose private half the ssh-agent does not hold", path)
+		a.skip("%s is a public key whose private half the ssh-agent does not hold", path)
 		return nil
 	}
 	if st, err := os.Stat(path); err == nil && st.Mode().Perm()&0o077 != 0 {
-		a.notef("the key %s is open to others (mode %04o) and is not used", path, st.Mode().Perm())
+		a.skip("the key %s is open to others (mode %04o) and is not used", path, st.Mode().Perm())
 		return nil
 	}
 	s, err := ssh.ParsePrivateKey(b)
@@ -157,9 +177,16 @@ func (a *auth) file(path string, held []ssh.Signer) ssh.Signer {
 		}
 		a.encrypted = append(a.encrypted, path)
 	default:
-		a.notef("cannot use the key %s: %v", path, err)
+		a.skip("cannot use the key %s: %v", path, err)
 	}
 	return nil
+}
+
+// skip says why a key file is not used: under -v at once, and to everybody if
+// the login fails.
+func (a *auth) skip(format string, args ...any) {
+	a.unused = append(a.unused, fmt.Sprintf(format, args...))
+	a.notef(format, args...)
 }
 
 // readPublic reads a public key or certificate from the file itself, or from
@@ -219,13 +246,17 @@ func (a *auth) withCertificates(keys []ssh.Signer) []ssh.Signer {
 
 // hint says what a person can do about a refused login.
 func (a *auth) hint() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	switch {
 	case len(a.encrypted) > 0:
 		return fmt.Sprintf("%s is encrypted: load this key into ssh-agent first (ssh-add %s)", a.encrypted[0], a.encrypted[0])
 	case a.offered == 0 && a.agentErr != nil:
 		return "no key to offer; the ssh-agent cannot be reached: " + a.agentErr.Error()
+	case len(a.unused) > 0:
+		return strings.Join(a.unused, "\n")
 	case a.offered == 0:
-		return "no key to offer: name one with -i, or load one into ssh-agent"
+		return "no key to offer: name one with -i, load one into ssh-agent, or make one with ssh-keygen and put its public half into the account's authorized_keys there"
 	}
 	return ""
 }

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,6 +28,7 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/sshlogin"
 )
 
 // Dialer opens the byte stream that SSH is spoken over.
@@ -39,6 +39,12 @@ type Params struct {
 	Config *sshconfig.Config
 	Dial   Dialer
 	Pins   *hostkey.Store
+	// Chain is the chain of the place that the host's key is pinned for: see
+	// PlacesOf. Empty when it is dialled directly.
+	Chain string
+	// Patience bounds Dial where more is on the way than a connection; 0: what is
+	// configured for one.
+	Patience time.Duration
 	// Anew leaves what is pinned for the host aside, for a person who is about
 	// to pin what it presents now.
 	Anew bool
@@ -67,6 +73,7 @@ type Conn struct {
 	Evidence []hostkey.Evidence
 
 	client    *ssh.Client
+	stream    net.Conn // as the dialer gave it
 	pins      *hostkey.Store
 	notef     func(string, ...any)
 	confirmed atomic.Bool
@@ -84,50 +91,39 @@ type Conn struct {
 // that is not pinned yet is not an error here: see Pinned and Confirm.
 func Dial(ctx context.Context, p Params) (*Conn, error) {
 	c := &Conn{Config: p.Config, pins: p.Pins, notef: p.Notef, keyed: make(chan struct{}), closed: make(chan struct{}),
-		Place: hostkey.Place{Name: p.Config.HostKeyName()}}
+		Place: hostkey.Place{Name: p.Config.HostKeyName(), Chain: p.Chain}}
 	if c.notef == nil {
 		c.notef = func(string, ...any) {}
 	}
-	pins, err := p.Pins.Pins(c.Place)
+	peer, err := NewPeer(p.Config, c.Place, p.Pins, p.Anew, c.notef)
 	if err != nil {
 		return nil, err
 	}
-	if p.Anew {
-		pins = nil
-	}
-	known := hostkey.Known(p.Config.KnownHosts(), c.Place.Name, "")
+	defer peer.Close()
+	login := &sshlogin.Login{Signers: peer.Keys}
 	var keyErr error
 	var keyed sync.Once // keys are exchanged again later
 	conf := &ssh.ClientConfig{
 		User: p.Config.User,
 		HostKeyCallback: func(_ string, _ net.Addr, key ssh.PublicKey) error {
 			keyed.Do(func() { close(c.keyed) })
-			c.Key = key
-			if keyErr = checkHostKey(p.Config, key); keyErr == nil {
-				keyErr = checkRevoked(p.Config, key)
-			}
-			if keyErr != nil {
-				return keyErr
-			}
-			c.Pinned, c.Evidence, keyErr = c.judge(pins, known, key)
+			keyErr = peer.Judge(key)
+			c.Key, c.Pinned, c.Evidence = key, peer.Pinned, peer.Evidence
 			return keyErr
 		},
 		ClientVersion: "SSH-2.0-fleet",
+		AuthCallback:  login.Next,
 	}
-	if err := byKey(p.Config); err != nil {
+	if err := honour(conf, p.Config); err != nil {
 		return nil, err
 	}
-	if err := honour(conf, p.Config, pins, known); err != nil {
+	if conf.HostKeyAlgorithms, err = peer.HostKeyAlgorithms(); err != nil {
 		return nil, err
 	}
-	auth, err := newAuth(p.Config, c.notef)
-	if err != nil {
-		return nil, err
+	timeout := p.Patience
+	if timeout <= 0 {
+		timeout = p.Config.ConnectTimeout
 	}
-	defer auth.close()
-	conf.Auth = []ssh.AuthMethod{ssh.PublicKeysCallback(auth.signers)}
-
-	timeout := p.Config.ConnectTimeout
 	if timeout <= 0 {
 		timeout = dialTimeout
 	}
@@ -137,8 +133,9 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	if err != nil {
 		return nil, unreachable(p.Config, err)
 	}
+	c.stream = raw
 	raw = promptly(raw)
-	if err := c.handshake(ctx, raw, conf, auth); err != nil {
+	if err := c.handshake(ctx, raw, conf, peer.auth); err != nil {
 		raw.Close()
 		if keyErr != nil {
 			return nil, keyErr
@@ -153,19 +150,6 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	}()
 	c.wg.Go(c.keepalive)
 	return c, nil
-}
-
-// judge compares a key with the pins and collects what known_hosts says of it.
-func (c *Conn) judge(pins []hostkey.Pin, known []hostkey.Line, key ssh.PublicKey) (bool, []hostkey.Evidence, error) {
-	evidence, err := hostkey.Weigh(known, c.Place.Name, key, time.Now())
-	if err != nil {
-		return false, nil, err
-	}
-	if !signedAsAllowed(c.Config, key) {
-		evidence = slices.DeleteFunc(evidence, func(e hostkey.Evidence) bool { return e.Kind == hostkey.EvidenceAuthority })
-	}
-	pinned, err := hostkey.Check(c.Place, pins, key)
-	return pinned, evidence, err
 }
 
 func unreachable(c *sshconfig.Config, err error) error {
@@ -204,7 +188,7 @@ func (c *Conn) handshake(ctx context.Context, raw net.Conn, conf *ssh.ClientConf
 			if r.err != nil {
 				return c.explain(r.err, auth)
 			}
-			c.client = ssh.NewClient(r.conn, r.chans, r.reqs)
+			c.client = ssh.NewClient(r.conn, r.chans, c.announced(r.reqs))
 			return nil
 		case <-keyed:
 			keyed, limit = nil, handshakeTimeout
@@ -226,19 +210,45 @@ func (c *Conn) handshake(ctx context.Context, raw net.Conn, conf *ssh.ClientConf
 // explain gives a failed handshake its exit code, and keeps SSH's own words.
 func (c *Conn) explain(err error, auth *auth) error {
 	text := strings.TrimPrefix(err.Error(), "ssh: handshake failed: ")
+	if lost := c.Lost(); lost != nil {
+		return lost
+	}
 	switch {
-	case strings.Contains(text, "unable to authenticate"):
-		f := fault.New(fault.Unreachable, "auth_failed", "cannot log in to %s: %s", c.Config, text)
-		if hint := auth.hint(); hint != "" {
-			return f.WithHint("%s", hint)
-		}
-		return f
+	case sshlogin.Refused(err) != nil, sshlogin.TooManyKeys(err):
+		return refused(c.Config, text, auth)
 	case strings.Contains(text, "no common algorithm for host key"):
 		return fault.New(fault.HostKey, "host_key_type", "%s: %s", c.Place, text).
 			WithHint("the host no longer has a key of the pinned type: fleet trust HOST --fingerprint SHA256:… re-pins it")
 	default:
 		return unreachable(c.Config, errors.New(text))
 	}
+}
+
+// refused is the error for a login that a server refused, in its own words.
+func refused(c *sshconfig.Config, text string, auth *auth) error {
+	text = strings.TrimPrefix(text, "ssh: handshake failed: ")
+	f := fault.New(fault.Unreachable, "auth_failed", "cannot log in to %s: %s", c, text)
+	if strings.Contains(text, sshlogin.TooMany) {
+		return f.WithHint("the server hangs up before all keys were offered: name the right one with -i or IdentityFile, and it is offered first;\n" +
+			"IdentitiesOnly yes keeps the ssh-agent's other keys back")
+	}
+	if hint := auth.hint(); hint != "" {
+		return f.WithHint("%s", hint)
+	}
+	return f
+}
+
+// Refused gives the words with which a jump host refused a login their exit
+// code and hint.
+func (p *Peer) Refused(text string) error { return refused(p.Config, text, p.auth) }
+
+// Lost says how the way to the host was lost, where that is known: at a jump
+// host, or with a program that was the way. Otherwise it is nil.
+func (c *Conn) Lost() error {
+	if l, ok := c.stream.(interface{ Lost() error }); ok {
+		return l.Lost()
+	}
+	return nil
 }
 
 // keepalive asks the host for a sign of life, and closes the connection if
@@ -327,10 +337,22 @@ func (c *Conn) checkConfirmed() error {
 }
 
 // Unconfirmed is the error for a host key that nobody confirmed.
-func Unconfirmed(c *Conn) error {
-	f := fault.New(fault.HostKey, "host_key_unknown", "host key unknown: %s: got %s", c.Place, hostkey.Describe(c.Key))
-	return f.WithHint("compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_%s_key.pub there), then give it:\n--fingerprint %s",
-		shortType(hostkey.Plain(c.Key).Type()), ssh.FingerprintSHA256(hostkey.Plain(c.Key)))
+func Unconfirmed(c *Conn) error { return UnconfirmedKey(c.Met()) }
+
+// UnconfirmedKey is the error for a host key that nobody confirmed.
+func UnconfirmedKey(m hostkey.Met) error {
+	what := m.Place.String()
+	if m.Jump {
+		what = "jump host " + what
+	}
+	f := fault.New(fault.HostKey, "host_key_unknown", "host key unknown: %s: got %s", what, hostkey.Describe(m.Key))
+	return f.WithHint("compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_%s_key.pub there), then give it:\n%s",
+		shortType(hostkey.Plain(m.Key).Type()), m.Flag())
+}
+
+// Met is the host's key as it was met.
+func (c *Conn) Met() hostkey.Met {
+	return hostkey.Met{Place: c.Place, Key: c.Key, Evidence: c.Evidence, Host: c.Config.String(), Names: Names(c.Config)}
 }
 
 func shortType(t string) string {

@@ -19,7 +19,7 @@ import (
 // weak algorithms that it asks for by name are used. Where nothing is
 // configured, everything is offered that is not weak: servers that allow only
 // large groups are as much in use as those that allow only curves.
-func honour(conf *ssh.ClientConfig, c *sshconfig.Config, pins []hostkey.Pin, known []hostkey.Line) error {
+func honour(conf *ssh.ClientConfig, c *sshconfig.Config) error {
 	good, weak := ssh.SupportedAlgorithms(), ssh.InsecureAlgorithms()
 	for _, l := range []struct {
 		keyword     string
@@ -41,9 +41,7 @@ func honour(conf *ssh.ClientConfig, c *sshconfig.Config, pins []hostkey.Pin, kno
 		}
 	}
 	conf.RekeyThreshold = c.RekeyLimit
-	var err error
-	conf.HostKeyAlgorithms, err = hostKeyAlgorithms(c, pins, known, slices.Concat(good.HostKeys, weak.HostKeys))
-	return err
+	return nil
 }
 
 // choose is the part of a configured list that there is here.

@@ -2,10 +2,12 @@ package wire
 
 // Install is fleet.install/v1: the result of fleet install.
 type Install struct {
-	Schema   string           `json:"schema"`
-	Host     string           `json:"host"`
-	Machine  *Machine         `json:"machine"`
-	HostKey  *HostKey         `json:"host_key"`
+	Schema  string   `json:"schema"`
+	Host    string   `json:"host"`
+	Machine *Machine `json:"machine"`
+	HostKey *HostKey `json:"host_key"`
+	// Jumps are the hosts on the way, nearest first; none where it is direct.
+	Jumps    []JumpHost       `json:"jumps,omitempty"`
 	Artifact *InstallArtifact `json:"artifact"`
 	Steps    []Step           `json:"steps"`
 	Matched  Matched          `json:"matched"`
@@ -33,6 +35,15 @@ type KeyEvidence struct {
 	File     string `json:"file"`
 	Line     int    `json:"line"`
 	Expected string `json:"expected,omitempty"`
+}
+
+// JumpHost is a host on the way to a machine.
+type JumpHost struct {
+	Host    string   `json:"host"` // user@host:port
+	HostKey *HostKey `json:"host_key"`
+	// Confirmed says what the key counts by: pinned, prompt, fingerprint,
+	// known_hosts, cert-authority; empty if it was refused.
+	Confirmed string `json:"confirmed"`
 }
 
 // InstallArtifact is the artifact that a machine runs. SHA256 is the content
@@ -66,6 +77,8 @@ type Test struct {
 	Host    string   `json:"host"`
 	OK      bool     `json:"ok"` // an install could go on from here, the key's confirmation apart
 	HostKey *HostKey `json:"host_key"`
-	Pinned  bool     `json:"pinned"`
-	Steps   []Step   `json:"steps"`
+	// Jumps are the hosts on the way as far as they were met, nearest first.
+	Jumps  []JumpHost `json:"jumps,omitempty"`
+	Pinned bool       `json:"pinned"`
+	Steps  []Step     `json:"steps"`
 }

@@ -155,7 +155,10 @@ func cleanUp(ctx context.Context, s *Service, env conformance.ServiceEnv, clean 
 
 type dialer struct{ t *Transport }
 
-func (d dialer) Dial(ctx context.Context, t sdk.Target) (net.Conn, error) { return d.t.Dial(ctx, t) }
+func (d dialer) Dial(ctx context.Context, t sdk.Target) (net.Conn, error) {
+	conn, _, err := d.t.Dial(ctx, t)
+	return conn, err
+}
 
 // exampleSpec is an agent that nobody starts.
 func exampleSpec(f sdk.Facts) sdk.Spec {

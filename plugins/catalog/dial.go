@@ -14,15 +14,14 @@ import (
 	"fleet.example/fleet/plugins/sdk"
 )
 
-// Dial connects to the target's SSH server and returns the unread stream.
-//
-// A stream that came as a descriptor, as every first-party TCP one does, is the
-// caller's own connection and outlives the plugin. Any other ends with it.
-func (t *Transport) Dial(ctx context.Context, target sdk.Target) (net.Conn, error) {
+// Dial connects to the target's SSH server and returns the unread stream. One
+// that is detached is the caller's own connection and outlives the plugin, as
+// every direct TCP one does. Any other needs the plugin for as long as it is open.
+func (t *Transport) Dial(ctx context.Context, target sdk.Target) (conn net.Conn, detached bool, err error) {
 	socket := filepath.Join(t.dir.path, "h"+rand.Text()[:8])
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("cannot wait for the transport's connection: %w", err)
+		return nil, false, fmt.Errorf("cannot wait for the transport's connection: %w", err)
 	}
 	defer l.Close() // removes the socket too
 
@@ -36,7 +35,7 @@ func (t *Transport) Dial(ctx context.Context, target sdk.Target) (net.Conn, erro
 		got <- taken{conn, err}
 	}()
 	err = t.call(ctx, "Dial", func(ctx context.Context) error {
-		_, _, err := sdk.RemoteDial(ctx, t.conn, target, socket)
+		_, detached, err = sdk.RemoteDial(ctx, t.conn, target, socket)
 		return err
 	})
 	if err == nil {
@@ -51,13 +50,17 @@ func (t *Transport) Dial(ctx context.Context, target sdk.Target) (net.Conn, erro
 		if r.conn != nil {
 			r.conn.Close()
 		}
-		return nil, err
+		return nil, false, err
 	case r.err != nil:
-		return nil, t.c.problem(CodeGarbled, t.found.Path, t.found.Entry.Description.Version, "did not hand the connection over: %s", r.err).
+		return nil, false, t.c.problem(CodeGarbled, t.found.Path, t.found.Entry.Description.Version, "did not hand the connection over: %s", r.err).
 			WithHint("upgrade the plugin, or report it to whoever wrote it")
 	}
-	return r.conn, nil
+	return r.conn, detached, nil
 }
+
+// Dir is a private directory of the launch, with a short path. It is removed
+// when the plugin ends, whoever is left to do it.
+func (t *Transport) Dir() string { return t.dir.path }
 
 // takeOver accepts one connection and what comes on it.
 func takeOver(l *net.UnixListener) (net.Conn, error) {

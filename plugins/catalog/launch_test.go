@@ -60,7 +60,7 @@ func TestTransportHandsOverItsOwnConnection(t *testing.T) { // design §8: bulk 
 		t.Fatal(err)
 	}
 	defer tr.Close()
-	conn, err := tr.Dial(ctx, sdk.Target{Hop: sdk.Hop{Host: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port}})
+	conn, _, err := tr.Dial(ctx, sdk.Target{Hop: sdk.Hop{Host: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port}})
 	if err != nil {
 		t.Fatal(err)
 	}

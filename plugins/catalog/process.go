@@ -60,7 +60,9 @@ func newProcess(name string, cmd *exec.Cmd) (*process, error) {
 		return nil, err
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = inR, outW, errW
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A session of its own is also a process group of its own, and has no
+	// terminal: nothing that a plugin starts can ask a person there.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	dieWithParent(cmd.SysProcAttr)
 	return p, nil
 }

@@ -25,7 +25,6 @@ import (
 	"fleet.example/fleet/plugins/service/launchd"
 	"fleet.example/fleet/plugins/service/plain"
 	"fleet.example/fleet/plugins/service/systemd"
-	"fleet.example/fleet/transports/direct"
 )
 
 // BinaryName is the file that the links lead to.
@@ -38,13 +37,12 @@ const ProbesName = "agentd-probes"
 
 // Plugins are all of fleet's own.
 func Plugins(version string) []sdk.Plugin {
-	return []sdk.Plugin{
-		sdk.TransportPlugin(direct.Describe(version), direct.Transport{}),
+	return append(transports(version),
 		sdk.Service(systemd.Describe(version), systemd.Manager{}),
 		sdk.Service(launchd.Describe(version), launchd.Manager{}),
 		sdk.Service(plain.Describe(version), plain.Manager{}),
 		sdk.ProbePlugin(host.Describe(version), host.Probe{}),
-	}
+	)
 }
 
 // Main is the binary's main: argv[0] says which plugin it is.

@@ -109,6 +109,11 @@ func clampMillis(ms int64) time.Duration {
 	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
+// millis rounds up, so that a short time-out never becomes none.
+func millis(d time.Duration) uint32 {
+	return uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), 1<<31))
+}
+
 func specToWire(s Spec) *servicev1.Spec {
 	return &servicev1.Spec{
 		Name: s.Name, Scope: scopes.toEnum(s.Scope), User: s.User, Argv: s.Argv,
@@ -209,11 +214,14 @@ func statusFromWire(p *servicev1.StatusResponse) Status {
 }
 
 func hopToWire(h Hop) *transportv1.Hop {
-	return &transportv1.Hop{Id: h.ID, Host: h.Host, Port: uint32(max(h.Port, 0)), User: h.User}
+	return &transportv1.Hop{Id: h.ID, Host: h.Host, Port: uint32(max(h.Port, 0)), User: h.User,
+		KeyExchanges: h.KeyExchanges, Ciphers: h.Ciphers, Macs: h.MACs, ConnectTimeoutMs: millis(h.ConnectTimeout)}
 }
 
 func hopFromWire(p *transportv1.Hop) Hop {
-	return Hop{ID: p.GetId(), Host: p.GetHost(), Port: int(p.GetPort()), User: p.GetUser()}
+	return Hop{ID: p.GetId(), Host: p.GetHost(), Port: int(p.GetPort()), User: p.GetUser(),
+		KeyExchanges: p.GetKeyExchanges(), Ciphers: p.GetCiphers(), MACs: p.GetMacs(),
+		ConnectTimeout: clampMillis(int64(p.GetConnectTimeoutMs()))}
 }
 
 func hopsToWire(hs []Hop) (ps []*transportv1.Hop) {

@@ -26,12 +26,13 @@ func handOver(ctx context.Context, socket string, conn net.Conn) (detached bool,
 	}
 	u := c.(*net.UnixConn)
 	switch conn.(type) {
-	case *net.TCPConn, *net.UnixConn:
+	case *net.TCPConn, *net.UnixConn, Needed:
 		defer u.Close()
 		if err := sendDescriptor(u, conn.(syscall.Conn)); err != nil {
 			return false, fmt.Errorf("cannot hand the connection over: %w", err)
 		}
-		return true, conn.Close()
+		_, needed := conn.(Needed)
+		return !needed, conn.Close()
 	}
 	if _, err := u.Write([]byte{HandoverStream}); err != nil {
 		u.Close()

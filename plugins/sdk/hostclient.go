@@ -119,3 +119,22 @@ func (h transportHostClient) Progress(ctx context.Context, message string) {
 	defer cancel()
 	_, _ = h.c.Progress(ctx, &transportv1.ProgressRequest{Message: message})
 }
+
+func (h transportHostClient) Output(ctx context.Context, data []byte) {
+	for len(data) > 0 {
+		n := min(len(data), maxOutput)
+		callCtx, cancel := context.WithTimeout(ctx, time.Second)
+		_, _ = h.c.Output(callCtx, &transportv1.OutputRequest{Data: data[:n]})
+		cancel()
+		data = data[n:]
+	}
+}
+
+// lostTimeout bounds how long the end of a stream waits for its reason to be told.
+const lostTimeout = time.Second
+
+func (h transportHostClient) Lost(ctx context.Context, hop, reason string) {
+	ctx, cancel := context.WithTimeout(ctx, lostTimeout)
+	defer cancel()
+	_, _ = h.c.Lost(ctx, &transportv1.LostRequest{Hop: hop, Reason: reason})
+}

@@ -161,8 +161,9 @@ func (p *ProbeClient) Probe(ctx context.Context, h Host) ([]Finding, error) {
 func RemoteDial(ctx context.Context, cc grpc.ClientConnInterface, t Target, socket string) (remote string, detached bool, err error) {
 	r, err := transportv1.NewTransportServiceClient(cc).Dial(ctx, &transportv1.DialRequest{
 		Destination: t.Destination, Target: hopToWire(t.Hop), Jumps: hopsToWire(t.Jumps),
-		ProxyCommand: t.ProxyCommand, AddressFamily: families.toEnum(t.AddressFamily),
-		BindAddress: t.BindAddress, ConnectTimeoutMs: uint32(min(max(t.ConnectTimeout.Milliseconds(), 0), 1<<31)),
+		ProxyCommand: t.Proxy.Command, ProxyEnvironment: t.Proxy.Environ, ProxyDirectory: t.Proxy.Dir,
+		ProxyPassesDescriptor: t.Proxy.PassesDescriptor, AddressFamily: families.toEnum(t.AddressFamily),
+		BindAddress: t.BindAddress, ConnectTimeoutMs: millis(t.ConnectTimeout),
 		HandoverSocket: socket,
 	})
 	return r.GetRemote(), r.GetDetached(), ErrorFromWire(err)
@@ -214,6 +215,23 @@ func (s transportHostServer) Progress(ctx context.Context, r *transportv1.Progre
 	return &transportv1.ProgressResponse{}, nil
 }
 
+// maxOutput bounds what one call shows, in bytes.
+const maxOutput = 64 << 10
+
+func (s transportHostServer) Output(ctx context.Context, r *transportv1.OutputRequest) (*transportv1.OutputResponse, error) {
+	if b := r.GetData(); len(b) <= maxOutput {
+		s.th.Output(ctx, b)
+	}
+	return &transportv1.OutputResponse{}, nil
+}
+
+func (s transportHostServer) Lost(ctx context.Context, r *transportv1.LostRequest) (*transportv1.LostResponse, error) {
+	if m := r.GetReason(); printable(m, 512) {
+		s.th.Lost(ctx, r.GetHop(), m)
+	}
+	return &transportv1.LostResponse{}, nil
+}
+
 // NoTransportHost refuses everything; it serves a transport that needs nothing.
 type NoTransportHost struct{}
 
@@ -241,3 +259,9 @@ func (NoTransportHost) AgentSocket(context.Context, string) (string, error) {
 
 // Progress says nothing.
 func (NoTransportHost) Progress(context.Context, string) {}
+
+// Output says nothing.
+func (NoTransportHost) Output(context.Context, []byte) {}
+
+// Lost says nothing.
+func (NoTransportHost) Lost(context.Context, string, string) {}

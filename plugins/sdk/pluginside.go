@@ -204,8 +204,10 @@ func (s transportServer) Dial(ctx context.Context, r *transportv1.DialRequest) (
 	}
 	t := Target{
 		Destination: r.GetDestination(), Hop: hopFromWire(r.GetTarget()), Jumps: hopsFromWire(r.GetJumps()),
-		ProxyCommand: r.GetProxyCommand(), AddressFamily: families.toWord(r.GetAddressFamily(), "any"),
-		BindAddress: r.GetBindAddress(), ConnectTimeout: clampMillis(int64(r.GetConnectTimeoutMs())),
+		Proxy: Proxy{Command: r.GetProxyCommand(), Environ: r.GetProxyEnvironment(), Dir: r.GetProxyDirectory(),
+			PassesDescriptor: r.GetProxyPassesDescriptor()},
+		AddressFamily: families.toWord(r.GetAddressFamily(), "any"),
+		BindAddress:   r.GetBindAddress(), ConnectTimeout: clampMillis(int64(r.GetConnectTimeoutMs())),
 	}
 	th := transportHostClient{transportv1.NewTransportHostServiceClient(hostConn)}
 	conn, err := s.t.Dial(ctx, th, t)

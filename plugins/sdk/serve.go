@@ -37,27 +37,32 @@ const EnvRunDir = "FLEET_PLUGIN_RUN_DIR"
 type Plugin struct {
 	Description Description
 	register    func(s *grpc.Server, a *attachment)
+	close       func() error // nil: there is nothing to close
 }
 
 // Service is a service manager as a plugin.
 func Service(d Description, m ServiceManager) Plugin {
-	return Plugin{d.complete(KindService), func(s *grpc.Server, a *attachment) {
+	return Plugin{Description: d.complete(KindService), register: func(s *grpc.Server, a *attachment) {
 		servicev1.RegisterServiceManagerServiceServer(s, serviceServer{m: m, a: a})
 	}}
 }
 
 // ProbePlugin is a probe as a plugin.
 func ProbePlugin(d Description, p Probe) Plugin {
-	return Plugin{d.complete(KindProbe), func(s *grpc.Server, a *attachment) {
+	return Plugin{Description: d.complete(KindProbe), register: func(s *grpc.Server, a *attachment) {
 		probev1.RegisterProbeServiceServer(s, probeServer{p: p, a: a})
 	}}
 }
 
 // TransportPlugin is a transport as a plugin.
 func TransportPlugin(d Description, t Transport) Plugin {
-	return Plugin{d.complete(KindTransport), func(s *grpc.Server, a *attachment) {
+	p := Plugin{Description: d.complete(KindTransport), register: func(s *grpc.Server, a *attachment) {
 		transportv1.RegisterTransportServiceServer(s, transportServer{t: t, a: a})
 	}}
+	if c, ok := t.(io.Closer); ok {
+		p.close = c.Close
+	}
+	return p
 }
 
 // ServeService is the whole main of a service manager plugin.
@@ -99,6 +104,9 @@ func (p Plugin) main(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	p.serve()
+	if p.close != nil {
+		_ = p.close() // the host has let go, and nobody is left to tell
+	}
 	return 0
 }
 

@@ -32,7 +32,7 @@ func (Transport) Dial(ctx context.Context, _ sdk.TransportHost, t sdk.Target) (n
 	switch {
 	case len(t.Jumps) > 0:
 		return nil, fmt.Errorf("%w: the direct transport uses no jump hosts", sdk.ErrUnsupported)
-	case t.ProxyCommand != "":
+	case t.Proxy.Command != "":
 		return nil, fmt.Errorf("%w: the direct transport runs no proxy command", sdk.ErrUnsupported)
 	case t.Hop.Host == "" || t.Hop.Port < 1 || t.Hop.Port > 65535:
 		return nil, fmt.Errorf("%w: target %q port %d", sdk.ErrInvalid, t.Hop.Host, t.Hop.Port)

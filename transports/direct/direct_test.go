@@ -31,7 +31,7 @@ func TestTargetsThatNeedMoreThanTCPAreRefused(t *testing.T) { // issue 2: refuse
 		as     error
 	}{
 		"jump hosts":    {sdk.Target{Hop: hop, Jumps: []sdk.Hop{hop}}, sdk.ErrUnsupported},
-		"proxy command": {sdk.Target{Hop: hop, ProxyCommand: "nc x 22"}, sdk.ErrUnsupported},
+		"proxy command": {sdk.Target{Hop: hop, Proxy: sdk.Proxy{Command: "nc x 22"}}, sdk.ErrUnsupported},
 		"no host":       {sdk.Target{Hop: sdk.Hop{Port: 22}}, sdk.ErrInvalid},
 		"no port":       {sdk.Target{Hop: sdk.Hop{Host: "x"}}, sdk.ErrInvalid},
 		"family":        {sdk.Target{Hop: hop, AddressFamily: "inet7"}, sdk.ErrInvalid},

@@ -86,9 +86,19 @@ type Hop struct {
 	// 1 to 65535.
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	// The account there.
-	User          string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	// The key exchanges, ciphers and MACs to offer, in order, as OpenSSH names
+	// them; empty: whatever the plugin has that is not weak.
+	KeyExchanges []string `protobuf:"bytes,5,rep,name=key_exchanges,json=keyExchanges,proto3" json:"key_exchanges,omitempty"`
+	// See key_exchanges.
+	Ciphers []string `protobuf:"bytes,6,rep,name=ciphers,proto3" json:"ciphers,omitempty"`
+	// See key_exchanges.
+	Macs []string `protobuf:"bytes,7,rep,name=macs,proto3" json:"macs,omitempty"`
+	// How long connecting to the hop may take until keys are exchanged, in
+	// milliseconds; 0 leaves it to the plugin.
+	ConnectTimeoutMs uint32 `protobuf:"varint,8,opt,name=connect_timeout_ms,json=connectTimeoutMs,proto3" json:"connect_timeout_ms,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Hop) Reset() {
@@ -149,6 +159,34 @@ func (x *Hop) GetUser() string {
 	return ""
 }
 
+func (x *Hop) GetKeyExchanges() []string {
+	if x != nil {
+		return x.KeyExchanges
+	}
+	return nil
+}
+
+func (x *Hop) GetCiphers() []string {
+	if x != nil {
+		return x.Ciphers
+	}
+	return nil
+}
+
+func (x *Hop) GetMacs() []string {
+	if x != nil {
+		return x.Macs
+	}
+	return nil
+}
+
+func (x *Hop) GetConnectTimeoutMs() uint32 {
+	if x != nil {
+		return x.ConnectTimeoutMs
+	}
+	return 0
+}
+
 // DialRequest names a target.
 type DialRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -158,7 +196,9 @@ type DialRequest struct {
 	Target *Hop `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
 	// The jump hosts before it, resolved, nearest first.
 	Jumps []*Hop `protobuf:"bytes,3,rep,name=jumps,proto3" json:"jumps,omitempty"`
-	// The proxy command, tokens expanded; empty if there is none.
+	// The proxy command, tokens expanded; empty if there is none. This field and
+	// those below are about the hop that is dialled from here: the first jump
+	// host if there is any, else the target.
 	ProxyCommand string `protobuf:"bytes,4,opt,name=proxy_command,json=proxyCommand,proto3" json:"proxy_command,omitempty"`
 	// Restricts addresses.
 	AddressFamily AddressFamily `protobuf:"varint,5,opt,name=address_family,json=addressFamily,proto3,enum=fleet.transport.v1.AddressFamily" json:"address_family,omitempty"`
@@ -169,8 +209,16 @@ type DialRequest struct {
 	ConnectTimeoutMs uint32 `protobuf:"varint,7,opt,name=connect_timeout_ms,json=connectTimeoutMs,proto3" json:"connect_timeout_ms,omitempty"`
 	// Where the host waits for the stream.
 	HandoverSocket string `protobuf:"bytes,8,opt,name=handover_socket,json=handoverSocket,proto3" json:"handover_socket,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The environment of the proxy command, each KEY=VALUE. It is the person's
+	// own, which the plugin itself does not get.
+	ProxyEnvironment []string `protobuf:"bytes,9,rep,name=proxy_environment,json=proxyEnvironment,proto3" json:"proxy_environment,omitempty"`
+	// The directory in which the proxy command runs.
+	ProxyDirectory string `protobuf:"bytes,10,opt,name=proxy_directory,json=proxyDirectory,proto3" json:"proxy_directory,omitempty"`
+	// The proxy command passes a connected descriptor on its standard output and
+	// ends (ProxyUseFdpass).
+	ProxyPassesDescriptor bool `protobuf:"varint,11,opt,name=proxy_passes_descriptor,json=proxyPassesDescriptor,proto3" json:"proxy_passes_descriptor,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *DialRequest) Reset() {
@@ -257,6 +305,27 @@ func (x *DialRequest) GetHandoverSocket() string {
 		return x.HandoverSocket
 	}
 	return ""
+}
+
+func (x *DialRequest) GetProxyEnvironment() []string {
+	if x != nil {
+		return x.ProxyEnvironment
+	}
+	return nil
+}
+
+func (x *DialRequest) GetProxyDirectory() string {
+	if x != nil {
+		return x.ProxyDirectory
+	}
+	return ""
+}
+
+func (x *DialRequest) GetProxyPassesDescriptor() bool {
+	if x != nil {
+		return x.ProxyPassesDescriptor
+	}
+	return false
 }
 
 // DialResponse says how the stream came about.
@@ -811,16 +880,195 @@ func (*ProgressResponse) Descriptor() ([]byte, []int) {
 	return file_fleet_transport_v1_transport_proto_rawDescGZIP(), []int{12}
 }
 
+// OutputRequest is what was written.
+type OutputRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes as they came, at most 64 KiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputRequest) Reset() {
+	*x = OutputRequest{}
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputRequest) ProtoMessage() {}
+
+func (x *OutputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputRequest.ProtoReflect.Descriptor instead.
+func (*OutputRequest) Descriptor() ([]byte, []int) {
+	return file_fleet_transport_v1_transport_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *OutputRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// OutputResponse is empty.
+type OutputResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputResponse) Reset() {
+	*x = OutputResponse{}
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputResponse) ProtoMessage() {}
+
+func (x *OutputResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputResponse.ProtoReflect.Descriptor instead.
+func (*OutputResponse) Descriptor() ([]byte, []int) {
+	return file_fleet_transport_v1_transport_proto_rawDescGZIP(), []int{14}
+}
+
+// LostRequest names the hop.
+type LostRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Hop.id.
+	Hop string `protobuf:"bytes,1,opt,name=hop,proto3" json:"hop,omitempty"`
+	// What happened, to be shown verbatim: one line.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostRequest) Reset() {
+	*x = LostRequest{}
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostRequest) ProtoMessage() {}
+
+func (x *LostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostRequest.ProtoReflect.Descriptor instead.
+func (*LostRequest) Descriptor() ([]byte, []int) {
+	return file_fleet_transport_v1_transport_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LostRequest) GetHop() string {
+	if x != nil {
+		return x.Hop
+	}
+	return ""
+}
+
+func (x *LostRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// LostResponse is empty.
+type LostResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostResponse) Reset() {
+	*x = LostResponse{}
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostResponse) ProtoMessage() {}
+
+func (x *LostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fleet_transport_v1_transport_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostResponse.ProtoReflect.Descriptor instead.
+func (*LostResponse) Descriptor() ([]byte, []int) {
+	return file_fleet_transport_v1_transport_proto_rawDescGZIP(), []int{16}
+}
+
 var File_fleet_transport_v1_transport_proto protoreflect.FileDescriptor
 
 const file_fleet_transport_v1_transport_proto_rawDesc = "" +
 	"\n" +
-	"\"fleet/transport/v1/transport.proto\x12\x12fleet.transport.v1\"Q\n" +
+	"\"fleet/transport/v1/transport.proto\x12\x12fleet.transport.v1\"\xd2\x01\n" +
 	"\x03Hop\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
-	"\x04user\x18\x04 \x01(\tR\x04user\"\xf8\x02\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12#\n" +
+	"\rkey_exchanges\x18\x05 \x03(\tR\fkeyExchanges\x12\x18\n" +
+	"\aciphers\x18\x06 \x03(\tR\aciphers\x12\x12\n" +
+	"\x04macs\x18\a \x03(\tR\x04macs\x12,\n" +
+	"\x12connect_timeout_ms\x18\b \x01(\rR\x10connectTimeoutMs\"\x86\x04\n" +
 	"\vDialRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12/\n" +
 	"\x06target\x18\x02 \x01(\v2\x17.fleet.transport.v1.HopR\x06target\x12-\n" +
@@ -829,7 +1077,11 @@ const file_fleet_transport_v1_transport_proto_rawDesc = "" +
 	"\x0eaddress_family\x18\x05 \x01(\x0e2!.fleet.transport.v1.AddressFamilyR\raddressFamily\x12!\n" +
 	"\fbind_address\x18\x06 \x01(\tR\vbindAddress\x12,\n" +
 	"\x12connect_timeout_ms\x18\a \x01(\rR\x10connectTimeoutMs\x12'\n" +
-	"\x0fhandover_socket\x18\b \x01(\tR\x0ehandoverSocket\"B\n" +
+	"\x0fhandover_socket\x18\b \x01(\tR\x0ehandoverSocket\x12+\n" +
+	"\x11proxy_environment\x18\t \x03(\tR\x10proxyEnvironment\x12'\n" +
+	"\x0fproxy_directory\x18\n" +
+	" \x01(\tR\x0eproxyDirectory\x126\n" +
+	"\x17proxy_passes_descriptor\x18\v \x01(\bR\x15proxyPassesDescriptor\"B\n" +
 	"\fDialResponse\x12\x16\n" +
 	"\x06remote\x18\x01 \x01(\tR\x06remote\x12\x1a\n" +
 	"\bdetached\x18\x02 \x01(\bR\bdetached\"&\n" +
@@ -858,19 +1110,28 @@ const file_fleet_transport_v1_transport_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"+\n" +
 	"\x0fProgressRequest\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\"\x12\n" +
-	"\x10ProgressResponse*b\n" +
+	"\x10ProgressResponse\"#\n" +
+	"\rOutputRequest\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x10\n" +
+	"\x0eOutputResponse\"7\n" +
+	"\vLostRequest\x12\x10\n" +
+	"\x03hop\x18\x01 \x01(\tR\x03hop\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
+	"\fLostResponse*b\n" +
 	"\rAddressFamily\x12\x1e\n" +
 	"\x1aADDRESS_FAMILY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13ADDRESS_FAMILY_INET\x10\x01\x12\x18\n" +
 	"\x14ADDRESS_FAMILY_INET6\x10\x022]\n" +
 	"\x10TransportService\x12I\n" +
-	"\x04Dial\x12\x1f.fleet.transport.v1.DialRequest\x1a .fleet.transport.v1.DialResponse2\xf9\x03\n" +
+	"\x04Dial\x12\x1f.fleet.transport.v1.DialRequest\x1a .fleet.transport.v1.DialResponse2\x95\x05\n" +
 	"\x14TransportHostService\x12R\n" +
 	"\aResolve\x12\".fleet.transport.v1.ResolveRequest\x1a#.fleet.transport.v1.ResolveResponse\x12p\n" +
 	"\x11HostKeyAlgorithms\x12,.fleet.transport.v1.HostKeyAlgorithmsRequest\x1a-.fleet.transport.v1.HostKeyAlgorithmsResponse\x12d\n" +
 	"\rVerifyHostKey\x12(.fleet.transport.v1.VerifyHostKeyRequest\x1a).fleet.transport.v1.VerifyHostKeyResponse\x12^\n" +
 	"\vAgentSocket\x12&.fleet.transport.v1.AgentSocketRequest\x1a'.fleet.transport.v1.AgentSocketResponse\x12U\n" +
-	"\bProgress\x12#.fleet.transport.v1.ProgressRequest\x1a$.fleet.transport.v1.ProgressResponseBBZ@fleet.example/fleet/plugins/proto/fleet/transport/v1;transportv1b\x06proto3"
+	"\bProgress\x12#.fleet.transport.v1.ProgressRequest\x1a$.fleet.transport.v1.ProgressResponse\x12O\n" +
+	"\x06Output\x12!.fleet.transport.v1.OutputRequest\x1a\".fleet.transport.v1.OutputResponse\x12I\n" +
+	"\x04Lost\x12\x1f.fleet.transport.v1.LostRequest\x1a .fleet.transport.v1.LostResponseBBZ@fleet.example/fleet/plugins/proto/fleet/transport/v1;transportv1b\x06proto3"
 
 var (
 	file_fleet_transport_v1_transport_proto_rawDescOnce sync.Once
@@ -885,7 +1146,7 @@ func file_fleet_transport_v1_transport_proto_rawDescGZIP() []byte {
 }
 
 var file_fleet_transport_v1_transport_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_fleet_transport_v1_transport_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_fleet_transport_v1_transport_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_fleet_transport_v1_transport_proto_goTypes = []any{
 	(AddressFamily)(0),                // 0: fleet.transport.v1.AddressFamily
 	(*Hop)(nil),                       // 1: fleet.transport.v1.Hop
@@ -901,6 +1162,10 @@ var file_fleet_transport_v1_transport_proto_goTypes = []any{
 	(*AgentSocketResponse)(nil),       // 11: fleet.transport.v1.AgentSocketResponse
 	(*ProgressRequest)(nil),           // 12: fleet.transport.v1.ProgressRequest
 	(*ProgressResponse)(nil),          // 13: fleet.transport.v1.ProgressResponse
+	(*OutputRequest)(nil),             // 14: fleet.transport.v1.OutputRequest
+	(*OutputResponse)(nil),            // 15: fleet.transport.v1.OutputResponse
+	(*LostRequest)(nil),               // 16: fleet.transport.v1.LostRequest
+	(*LostResponse)(nil),              // 17: fleet.transport.v1.LostResponse
 }
 var file_fleet_transport_v1_transport_proto_depIdxs = []int32{
 	1,  // 0: fleet.transport.v1.DialRequest.target:type_name -> fleet.transport.v1.Hop
@@ -914,14 +1179,18 @@ var file_fleet_transport_v1_transport_proto_depIdxs = []int32{
 	8,  // 8: fleet.transport.v1.TransportHostService.VerifyHostKey:input_type -> fleet.transport.v1.VerifyHostKeyRequest
 	10, // 9: fleet.transport.v1.TransportHostService.AgentSocket:input_type -> fleet.transport.v1.AgentSocketRequest
 	12, // 10: fleet.transport.v1.TransportHostService.Progress:input_type -> fleet.transport.v1.ProgressRequest
-	3,  // 11: fleet.transport.v1.TransportService.Dial:output_type -> fleet.transport.v1.DialResponse
-	5,  // 12: fleet.transport.v1.TransportHostService.Resolve:output_type -> fleet.transport.v1.ResolveResponse
-	7,  // 13: fleet.transport.v1.TransportHostService.HostKeyAlgorithms:output_type -> fleet.transport.v1.HostKeyAlgorithmsResponse
-	9,  // 14: fleet.transport.v1.TransportHostService.VerifyHostKey:output_type -> fleet.transport.v1.VerifyHostKeyResponse
-	11, // 15: fleet.transport.v1.TransportHostService.AgentSocket:output_type -> fleet.transport.v1.AgentSocketResponse
-	13, // 16: fleet.transport.v1.TransportHostService.Progress:output_type -> fleet.transport.v1.ProgressResponse
-	11, // [11:17] is the sub-list for method output_type
-	5,  // [5:11] is the sub-list for method input_type
+	14, // 11: fleet.transport.v1.TransportHostService.Output:input_type -> fleet.transport.v1.OutputRequest
+	16, // 12: fleet.transport.v1.TransportHostService.Lost:input_type -> fleet.transport.v1.LostRequest
+	3,  // 13: fleet.transport.v1.TransportService.Dial:output_type -> fleet.transport.v1.DialResponse
+	5,  // 14: fleet.transport.v1.TransportHostService.Resolve:output_type -> fleet.transport.v1.ResolveResponse
+	7,  // 15: fleet.transport.v1.TransportHostService.HostKeyAlgorithms:output_type -> fleet.transport.v1.HostKeyAlgorithmsResponse
+	9,  // 16: fleet.transport.v1.TransportHostService.VerifyHostKey:output_type -> fleet.transport.v1.VerifyHostKeyResponse
+	11, // 17: fleet.transport.v1.TransportHostService.AgentSocket:output_type -> fleet.transport.v1.AgentSocketResponse
+	13, // 18: fleet.transport.v1.TransportHostService.Progress:output_type -> fleet.transport.v1.ProgressResponse
+	15, // 19: fleet.transport.v1.TransportHostService.Output:output_type -> fleet.transport.v1.OutputResponse
+	17, // 20: fleet.transport.v1.TransportHostService.Lost:output_type -> fleet.transport.v1.LostResponse
+	13, // [13:21] is the sub-list for method output_type
+	5,  // [5:13] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -938,7 +1207,7 @@ func file_fleet_transport_v1_transport_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fleet_transport_v1_transport_proto_rawDesc), len(file_fleet_transport_v1_transport_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -41,6 +41,10 @@ type TransportServiceClient interface {
 	//	S  what follows on this connection is the stream, which the plugin
 	//	   copies in both directions until either end closes
 	//
+	// A plugin that is still needed once the stream is handed over answers with
+	// detached unset and lives until its host ends it, which it does when the
+	// stream has ended.
+	//
 	// It answers after that. Errors: FAILED_PRECONDITION with the reason in the words of
 	// the system (connection refused, no route to host), NOT_FOUND for a name
 	// that does not resolve, DEADLINE_EXCEEDED when connecting takes too long.
@@ -81,6 +85,10 @@ type TransportServiceServer interface {
 	//	   stream socket, which the host uses from now on by itself
 	//	S  what follows on this connection is the stream, which the plugin
 	//	   copies in both directions until either end closes
+	//
+	// A plugin that is still needed once the stream is handed over answers with
+	// detached unset and lives until its host ends it, which it does when the
+	// stream has ended.
 	//
 	// It answers after that. Errors: FAILED_PRECONDITION with the reason in the words of
 	// the system (connection refused, no route to host), NOT_FOUND for a name
@@ -160,6 +168,8 @@ const (
 	TransportHostService_VerifyHostKey_FullMethodName     = "/fleet.transport.v1.TransportHostService/VerifyHostKey"
 	TransportHostService_AgentSocket_FullMethodName       = "/fleet.transport.v1.TransportHostService/AgentSocket"
 	TransportHostService_Progress_FullMethodName          = "/fleet.transport.v1.TransportHostService/Progress"
+	TransportHostService_Output_FullMethodName            = "/fleet.transport.v1.TransportHostService/Output"
+	TransportHostService_Lost_FullMethodName              = "/fleet.transport.v1.TransportHostService/Lost"
 )
 
 // TransportHostServiceClient is the client API for TransportHostService service.
@@ -181,6 +191,12 @@ type TransportHostServiceClient interface {
 	AgentSocket(ctx context.Context, in *AgentSocketRequest, opts ...grpc.CallOption) (*AgentSocketResponse, error)
 	// Progress tells the person what the transport is waiting for.
 	Progress(ctx context.Context, in *ProgressRequest, opts ...grpc.CallOption) (*ProgressResponse, error)
+	// Output shows the person what a program that belongs to the way there wrote
+	// on its standard error.
+	Output(ctx context.Context, in *OutputRequest, opts ...grpc.CallOption) (*OutputResponse, error)
+	// Lost says, before the plugin ends a stream that was handed over, at which
+	// hop it was lost.
+	Lost(ctx context.Context, in *LostRequest, opts ...grpc.CallOption) (*LostResponse, error)
 }
 
 type transportHostServiceClient struct {
@@ -241,6 +257,26 @@ func (c *transportHostServiceClient) Progress(ctx context.Context, in *ProgressR
 	return out, nil
 }
 
+func (c *transportHostServiceClient) Output(ctx context.Context, in *OutputRequest, opts ...grpc.CallOption) (*OutputResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OutputResponse)
+	err := c.cc.Invoke(ctx, TransportHostService_Output_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *transportHostServiceClient) Lost(ctx context.Context, in *LostRequest, opts ...grpc.CallOption) (*LostResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LostResponse)
+	err := c.cc.Invoke(ctx, TransportHostService_Lost_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TransportHostServiceServer is the server API for TransportHostService service.
 // All implementations must embed UnimplementedTransportHostServiceServer
 // for forward compatibility.
@@ -260,6 +296,12 @@ type TransportHostServiceServer interface {
 	AgentSocket(context.Context, *AgentSocketRequest) (*AgentSocketResponse, error)
 	// Progress tells the person what the transport is waiting for.
 	Progress(context.Context, *ProgressRequest) (*ProgressResponse, error)
+	// Output shows the person what a program that belongs to the way there wrote
+	// on its standard error.
+	Output(context.Context, *OutputRequest) (*OutputResponse, error)
+	// Lost says, before the plugin ends a stream that was handed over, at which
+	// hop it was lost.
+	Lost(context.Context, *LostRequest) (*LostResponse, error)
 	mustEmbedUnimplementedTransportHostServiceServer()
 }
 
@@ -284,6 +326,12 @@ func (UnimplementedTransportHostServiceServer) AgentSocket(context.Context, *Age
 }
 func (UnimplementedTransportHostServiceServer) Progress(context.Context, *ProgressRequest) (*ProgressResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Progress not implemented")
+}
+func (UnimplementedTransportHostServiceServer) Output(context.Context, *OutputRequest) (*OutputResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Output not implemented")
+}
+func (UnimplementedTransportHostServiceServer) Lost(context.Context, *LostRequest) (*LostResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Lost not implemented")
 }
 func (UnimplementedTransportHostServiceServer) mustEmbedUnimplementedTransportHostServiceServer() {}
 func (UnimplementedTransportHostServiceServer) testEmbeddedByValue()                              {}
@@ -396,6 +444,42 @@ func _TransportHostService_Progress_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TransportHostService_Output_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OutputRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TransportHostServiceServer).Output(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TransportHostService_Output_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TransportHostServiceServer).Output(ctx, req.(*OutputRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TransportHostService_Lost_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LostRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TransportHostServiceServer).Lost(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TransportHostService_Lost_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TransportHostServiceServer).Lost(ctx, req.(*LostRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // TransportHostService_ServiceDesc is the grpc.ServiceDesc for TransportHostService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -422,6 +506,14 @@ var TransportHostService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Progress",
 			Handler:    _TransportHostService_Progress_Handler,
+		},
+		{
+			MethodName: "Output",
+			Handler:    _TransportHostService_Output_Handler,
+		},
+		{
+			MethodName: "Lost",
+			Handler:    _TransportHostService_Lost_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,7 @@
+//go:build onmachine
+
+package firstparty
+
+import "fleet.example/fleet/plugins/sdk"
+
+func transports(string) []sdk.Plugin { return nil }
