@@ -113,9 +113,8 @@ type linked struct {
 	stderr io.Writer
 
 	mu     sync.Mutex
-	token  secret.Text // that came with the last stream
-	ahead  net.Conn    // a stream that was opened to get a token
-	dialed bool        // a stream was used; another is wanted when it was of no use
+	ahead  net.Conn // a stream that was opened to get a token
+	dialed bool     // a stream was used; another is wanted when it was of no use
 	warned bool
 }
 

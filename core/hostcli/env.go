@@ -217,18 +217,4 @@ func (a agentOf) Close() error {
 // plane opens the plane of a person who is logged in.
 func (e *env) plane() (*state.Plane, *planeclient.Client, error) { return operator.Plane(e.call) }
 
-// connect dials a host whose key is pinned; another host is refused.
-func (e *env) connect(ctx context.Context, in *install.Env, dest string, flags sshconfig.Flags) (*sshconn.Conn, error) {
-	c, err := in.Connect(ctx, dest, flags)
-	if err != nil {
-		return nil, err
-	}
-	if !c.Pinned {
-		err := sshconn.Unconfirmed(c)
-		c.Close()
-		return nil, err
-	}
-	return c, nil
-}
-
 func (e *env) sshFlags() sshconfig.Flags { return settings.SSH(e.call) }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -165,10 +166,28 @@ func (e *env) connectRoute(ctx context.Context, in *install.Env, route *sshconfi
 	return c, nil
 }
 
-// stillTrusted reports whether a connection's keys are still what is pinned.
-func (e *env) stillTrusted(conn *sshconn.Conn, _ *sshconfig.Chain, seen string) (string, bool) {
-	mark := e.pins.Stamp()
-	return mark, mark == seen || conn.StillPinned()
+// stillTrusted reports whether the pins still say of every hop what they said
+// when the connection was dialled. The mark is the stamp of the pins as they
+// were last looked at, and what they say of the jump hosts, whose keys only the
+// transport has seen.
+func (e *env) stillTrusted(conn *sshconn.Conn, route *sshconfig.Chain, seen string) (string, bool) {
+	stamp := e.pins.Stamp()
+	before, jumps, _ := strings.Cut(seen, "\n")
+	if stamp == before {
+		return seen, true
+	}
+	var said strings.Builder
+	places := sshconn.PlacesOf(route)
+	for _, place := range places[:len(places)-1] {
+		pins, err := e.pins.Pins(place)
+		if err != nil {
+			return seen, false
+		}
+		for _, p := range pins {
+			fmt.Fprintf(&said, "%s %s %s\n", place, p.Type, p.Key)
+		}
+	}
+	return stamp + "\n" + said.String(), conn.StillPinned() && (seen == "" || said.String() == jumps)
 }
 
 // recordOutcome keeps with the link how the last dial ended, when that changed.
