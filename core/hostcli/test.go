@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -47,7 +48,7 @@ func runTest(ctx context.Context, b Build, c *command.Call) error {
 		in.Report = func(s wire.Step) {
 			fmt.Fprintf(c.Stdout, "%-16s %-8s %5d ms  %s\n", s.Name, s.Status, s.MS, s.Detail)
 			if s.Remedy != "" {
-				fmt.Fprintf(c.Stdout, "%36s%s\n", "", s.Remedy)
+				fmt.Fprintf(c.Stdout, "%36s%s\n", "", strings.ReplaceAll(s.Remedy, "\n", "\n"+strings.Repeat(" ", 36)))
 			}
 		}
 	}

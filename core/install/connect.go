@@ -62,13 +62,8 @@ func (e *Env) dialChain(ctx context.Context, chain *sshconfig.Chain, by *Confirm
 		if err := by.check(chain); err != nil {
 			return nil, err
 		}
-		w.Decide = func(ctx context.Context, m hostkey.Met) (string, error) {
-			how, err := e.Decide(ctx, m, *by)
-			if err == nil && by.Loose {
-				how = ""
-			}
-			return how, err
-		}
+		w.Loose = by.Loose
+		w.Decide = func(ctx context.Context, m hostkey.Met) (string, error) { return e.Decide(ctx, m, *by) }
 	}
 	places := sshconn.PlacesOf(chain)
 	return sshconn.Dial(ctx, sshconn.Params{Config: chain.Target, Pins: e.Pins, Anew: anew, Notef: e.Notef,

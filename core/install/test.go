@@ -118,6 +118,10 @@ func (t *tester) connect(ctx context.Context, hostArg string, flags sshconfig.Fl
 	begin := time.Now()
 	by.Loose = true // a test pins nothing
 	conn, err := t.ConnectConfirming(ctx, hostArg, flags, by, false)
+	if n := len(t.doc.Jumps); err != nil && n > 0 && t.doc.Jumps[n-1].Confirmed == "" {
+		t.add("connect", wire.StepFailed, begin, "not reached: "+t.doc.Jumps[n-1].Host+" stands before it", "")
+		return nil, err
+	}
 	if err != nil {
 		t.failed("connect", begin, err)
 		return nil, err
@@ -131,6 +135,18 @@ func (t *tester) connect(ctx context.Context, hostArg string, flags sshconfig.Fl
 	}
 	for _, ev := range conn.Evidence {
 		detail += "; " + ev.String()
+	}
+	if len(by.Fingerprints) > 0 || by.Trust != "" {
+		how, err := t.Decide(ctx, conn.Met(), by)
+		if err == nil {
+			t.add("host-key", wire.StepOK, begin, detail+"; "+how+" confirms it, not pinned yet", "")
+			return conn, nil
+		}
+		if fault.Of(err).Code != "host_key_unknown" {
+			t.failed("host-key", begin, err)
+			conn.Close()
+			return nil, err
+		}
 	}
 	t.add("host-key", wire.StepWarn, begin, detail+"; not confirmed yet", "compare it with the host's own, then fleet install --fingerprint "+t.doc.HostKey.Fingerprint)
 	return conn, nil

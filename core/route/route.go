@@ -52,6 +52,8 @@ type Way struct {
 	// Decide says what confirms the key of a jump host that is not pinned. Nil
 	// refuses every such key.
 	Decide func(ctx context.Context, m hostkey.Met) (by string, err error)
+	// Loose accepts what Decide confirms for this dial, and pins nothing.
+	Loose bool
 	// Met is told of every jump host's key: what confirmed it ("" where it was
 	// pinned before), or why it was refused. It may be nil.
 	Met func(m hostkey.Met, by string, err error)
