@@ -35,7 +35,7 @@ func Main(args []string, std command.IO, version string) int {
 	app.Commands = append(app.Commands, logoutCommand(), whoamiCommand(),
 		lsCommand(), showCommand(), waitCommand(), hostCommand(), renameCommand(), labelCommand(), deleteCommand())
 	app.Commands = append(app.Commands, sshConfigCommand())
-	app.Commands = append(app.Commands, DataPath(overLinks)...)
+	app.Commands = append(app.Commands, DataPath(overLinks())...)
 	app.Commands = append(app.Commands, auditCommand(), tokenCommand(), personCommand())
 	app.Commands = append(app.Commands, append(tools, muxCommand(), versionCommand(version))...)
 	return app.Main(args, std)

@@ -20,7 +20,48 @@ import (
 )
 
 // overLinks reaches machines over the links that are kept here.
-var overLinks = Reach{Find: fanout.Linked, Open: openLink}
+func overLinks() Reach {
+	s := &server{}
+	return Reach{Find: fanout.Linked, Open: s.link}
+}
+
+// server is the fleet-host that a command's targets go through, however many
+// they are.
+type server struct {
+	mu    sync.Mutex
+	host  *mux.Server
+	users int
+}
+
+// take returns the server, opening it for the first that asks.
+func (s *server) take(ctx context.Context, c *command.Call) (*mux.Server, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.host == nil {
+		o, err := muxOptions(c)
+		if err != nil {
+			return nil, err
+		}
+		if s.host, err = mux.Open(ctx, o); err != nil {
+			s.host = nil
+			return nil, err
+		}
+	}
+	s.users++
+	return s.host, nil
+}
+
+// leave ends a private server after its last user.
+func (s *server) leave() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.users > 0 {
+		return nil
+	}
+	host := s.host
+	s.host = nil
+	return host.Close()
+}
 
 // muxOptions say which fleet-host serves the call.
 func muxOptions(c *command.Call) (mux.Options, error) {
@@ -56,8 +97,8 @@ func hasTerminal() bool {
 	return true
 }
 
-// openLink opens the way to a machine over its link.
-func openLink(ctx context.Context, c *command.Call, m fanout.Machine) (Target, error) {
+// link opens the way to a machine over its link.
+func (s *server) link(ctx context.Context, c *command.Call, m fanout.Machine) (Target, error) {
 	if m.Link == nil {
 		return nil, fanout.NoDestination(m, m.Label())
 	}
@@ -79,15 +120,11 @@ func openLink(ctx context.Context, c *command.Call, m fanout.Machine) (Target, e
 	if err != nil {
 		return nil, err
 	}
-	o, err := muxOptions(c)
+	host, err := s.take(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	host, err := mux.Open(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	return &linked{host: host, m: m, stderr: c.Stderr, route: route,
+	return &linked{server: s, host: host, m: m, stderr: c.Stderr, route: route,
 		hello: mux.Hello{Key: key, Host: l.Host, Plane: p.URL(), Machine: l.Machine, DataDir: l.DataDir, Runtime: l.Runtime}}, nil
 }
 
@@ -106,6 +143,7 @@ func sayConfigured(c *command.Call, route *sshconfig.Chain) {
 
 // linked is a machine reached over its link.
 type linked struct {
+	server *server
 	host   *mux.Server
 	m      fanout.Machine
 	hello  mux.Hello
@@ -200,5 +238,5 @@ func (t *linked) Close() error {
 		t.ahead = nil
 	}
 	t.mu.Unlock()
-	return t.host.Close()
+	return t.server.leave()
 }

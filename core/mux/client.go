@@ -12,20 +12,31 @@ import (
 	"fleet.example/fleet/core/sshconfig"
 )
 
-// Server is a fleet-host that listens, as its client sees it.
+// Server is a fleet-host that listens, as its client sees it. Its methods may be
+// used from several goroutines.
 type Server struct {
-	socket string
-	build  Build
-	note   func(string) // nil: not verbose
-	own    *private     // nil: the server is shared
-	again  func(context.Context) (net.Conn, error)
+	build Build
+	note  func(string)                            // nil: not verbose
+	again func(context.Context) (net.Conn, error) // nil: there is no other
 
-	mu    sync.Mutex
-	ready net.Conn // connected already, not used yet
+	mu     sync.Mutex
+	socket string
+	own    *private // nil: the server is shared
+	ready  net.Conn // connected already, not used yet
 }
 
 // Shared reports whether other commands use the server too.
-func (s *Server) Shared() bool { return s.own == nil }
+func (s *Server) Shared() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.own == nil
+}
+
+func (s *Server) where() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.socket
+}
 
 // Close ends a private server and everything that goes through it. A shared
 // one stays.
@@ -50,7 +61,7 @@ func (s *Server) dial(ctx context.Context) (net.Conn, error) {
 	if conn != nil {
 		return conn, nil
 	}
-	return connect(ctx, s.socket)
+	return connect(ctx, s.where())
 }
 
 func connect(ctx context.Context, socket string) (net.Conn, error) {

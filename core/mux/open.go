@@ -85,11 +85,16 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 		s.again = func(ctx context.Context) (net.Conn, error) { return o.startShared(ctx, s.socket) }
 		return s, nil
 	}
+	var instead sync.Mutex // held while a private one is started, by the first that needs it
 	s.again = func(ctx context.Context) (net.Conn, error) {
-		if err := s.startPrivate(ctx, o); err != nil {
-			return nil, err
+		instead.Lock()
+		defer instead.Unlock()
+		if s.Shared() {
+			if err := s.startPrivate(ctx, o); err != nil {
+				return nil, err
+			}
 		}
-		return connect(ctx, s.socket)
+		return connect(ctx, s.where())
 	}
 	return s, nil
 }
@@ -251,7 +256,9 @@ func (s *Server) startPrivate(ctx context.Context, o Options) error {
 		p.close()
 		return err
 	}
-	s.socket, s.own, s.again = r.Socket, p, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.socket, s.own = r.Socket, p
 	return nil
 }
 

@@ -20,16 +20,15 @@ const (
 func (s *Server) look(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	wall, mono := time.Now().Round(0), time.Now()
+	clocks := clocks{wall: func() time.Time { return time.Now().Round(0) }}
+	clocks.slept()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := time.Now()
-		slept := now.Round(0).Sub(wall)-now.Sub(mono) > leap
-		wall, mono = now.Round(0), now
+		slept := clocks.slept()
 		s.mu.Lock()
 		ways := s.list()
 		idle := s.Idle > 0 && s.clients == 0 && time.Since(s.lastUsed) > s.Idle
@@ -79,4 +78,20 @@ func (s *Server) attend(w *way, slept bool) {
 	if slept {
 		s.wg.Go(func() { conn.ProveAlive(awake) }) // closes the connection if there is no sign of life in time
 	}
+}
+
+// clocks tell a sleep by two clocks that went apart: the wall clock goes on
+// while the machine sleeps, the one that timers go by does not.
+type clocks struct {
+	wall       func() time.Time
+	last, mono time.Time
+}
+
+// slept reports whether the machine slept since the last question.
+func (c *clocks) slept() bool {
+	wall, mono := c.wall(), time.Now()
+	apart := wall.Sub(c.last) - mono.Sub(c.mono)
+	first := c.last.IsZero()
+	c.last, c.mono = wall, mono
+	return !first && apart > leap
 }
