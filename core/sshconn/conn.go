@@ -129,6 +129,9 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 	}
 	dialCtx, cancel := context.WithTimeout(ctx, timeout)
 	raw, err := p.Dial(dialCtx, p.Config)
+	if err != nil && errors.Is(dialCtx.Err(), context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fmt.Errorf("no connection in %s", timeout)
+	}
 	cancel()
 	if err != nil {
 		return nil, unreachable(p.Config, err)
@@ -155,6 +158,9 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 func unreachable(c *sshconfig.Config, err error) error {
 	if f := new(fault.Error); errors.As(err, &f) {
 		return err
+	}
+	if c.ProxyCommand != "" && !strings.Contains(err.Error(), "proxy command") {
+		err = fmt.Errorf("%w (over the proxy command %q)", err, c.ProxyCommand)
 	}
 	return fault.New(fault.Unreachable, "unreachable", "cannot reach %s: %w", c, err)
 }

@@ -33,7 +33,7 @@ func Describe(version string) sdk.Description {
 const (
 	// silence is how long a program may say nothing before the stream is handed
 	// over: most that fail do so at once, and most servers speak first.
-	silence = 3 * time.Second
+	silence = time.Second
 	// endTime is how long a program that has closed its output may take to end.
 	endTime = time.Second
 	// hangupTime is how long a program may take to end after SIGHUP.
