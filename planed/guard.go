@@ -22,6 +22,10 @@ import (
 // net/http reports a connection as active when a request's headers have been
 // read, so that slow headers fall under limits.idle, or under limits.first
 // before the first request.
+//
+// A write of an active connection that got through begins its time anew: a long
+// list may take as long as its reader keeps up. Whoever has no session gets
+// short answers only and gains nothing by it.
 type guard struct {
 	limits limits
 	rounds atomic.Int64
@@ -32,7 +36,7 @@ type guard struct {
 // limits say how long a connection may stay in a state.
 type limits struct {
 	first  time.Duration // from accept to the end of the first request's headers, the handshake included
-	active time.Duration // from there until the answer has been written
+	active time.Duration // from there, and from each write, until the answer has been written
 	idle   time.Duration // between an answer and the end of the next request's headers
 }
 
@@ -77,6 +81,15 @@ func (d *guarded) Close() error {
 	delete(d.g.conns, d)
 	d.g.mu.Unlock()
 	return d.Conn.Close()
+}
+
+// Write counts as a sign of life once the other side made room for it.
+func (d *guarded) Write(b []byte) (int, error) {
+	n, err := d.Conn.Write(b)
+	if err == nil && d.state.Load() == int32(http.StateActive) {
+		d.since.Store(d.g.rounds.Load())
+	}
+	return n, err
 }
 
 func (d *guarded) enter(st http.ConnState) {

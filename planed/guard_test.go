@@ -117,3 +117,27 @@ func TestKeptConnectionLivesUntilItIsIdleForTooLong(t *testing.T) {
 		}
 	})
 }
+
+func TestLongAnswerLivesAsLongAsItsReaderKeepsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const parts, size = 40, 64 << 10
+		_, dial := guardedServer(t, testLimits, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for range parts {
+				w.Write(make([]byte, size))
+			}
+		}))
+		c := dial()
+		io.WriteString(c, "GET / HTTP/1.0\r\n\r\n")
+		got, buf := 0, make([]byte, size)
+		for {
+			n, err := io.ReadFull(c, buf)
+			if got += n; err != nil {
+				break
+			}
+			time.Sleep(testLimits.active / 8)
+		}
+		if got < parts*size {
+			t.Errorf("cut off after %d of %d bytes", got, parts*size)
+		}
+	})
+}

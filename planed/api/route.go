@@ -83,6 +83,14 @@ func (a *API) Handler() http.Handler {
 		writeError(w, http.StatusNotFound, wire.ErrorDetail{Code: wire.CodeNotFound, Message: "there is no such path"})
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A request with both Transfer-Encoding and Content-Length is read by the
+		// former, and net/http does not tell that the latter was there. Something in
+		// front of the plane may have gone by the latter, so nothing that follows on
+		// the connection can be told apart from it (RFC 9112, 6.1). Fleet's own
+		// programs never send chunks.
+		if len(r.TransferEncoding) > 0 {
+			w.Header()["Connection"] = closeHeader
+		}
 		// Nearly every request is a check and needs no search.
 		if r.Method == http.MethodPost && r.URL.Path == wire.PathCheck {
 			check.ServeHTTP(w, r)
