@@ -183,24 +183,41 @@ chmod 700 "$1"`}
 	return nil
 }
 
-// lock keeps two installs from interleaving. It names the shell at the other
-// end of this connection, which dies with the connection.
-func (r *run) lock(ctx context.Context) error {
-	res, err := r.conn.Run(ctx, sshconn.Script{Args: []string{r.dirs.Data}, Body: `
+// lockScript makes $1/install.lock in the name of the shell that runs it: its
+// number, the boot, and when it started. A number is given out again, and a
+// shell that ended stays as a zombie where process 1 does not reap it, as in
+// many containers: neither holds the lock.
+const lockScript = `
 umask 077
+started() {
+  if [ -r /proc/self/stat ]; then
+    s=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    set -- ${s##*\) }
+    [ "$1" != Z ] && [ "$1" != X ] || return 1
+    shift 19
+    echo "$1"
+  else
+    LC_ALL=C ps -o lstart= -p "$1" 2>/dev/null | tr -s ' ' _ | grep .
+  fi
+}
 l=$1/install.lock
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo boot)
 t=$l.$$
-printf '%s %s\n' "$$" "$boot" > "$t" || exit 1
+printf '%s %s %s\n' "$$" "$boot" "$(started "$$")" > "$t" || exit 1
 trap 'rm -f "$t"' EXIT
 for try in 1 2 3; do
   ln "$t" "$l" 2>/dev/null && exit 0
-  read -r pid was < "$l" 2>/dev/null || { rm -f "$l"; continue; }
+  read -r pid was since < "$l" 2>/dev/null || { rm -f "$l"; continue; }
   [ "$pid" = "$$" ] && [ "$was" = "$boot" ] && exit 0
-  if [ "$was" = "$boot" ] && kill -0 "$pid" 2>/dev/null; then exit 90; fi
+  if [ "$was" = "$boot" ] && now=$(started "$pid") && [ "${since:-$now}" = "$now" ]; then exit 90; fi
   rm -f "$l"
 done
-exit 91`})
+exit 91`
+
+// lock keeps two installs from interleaving. It names the shell at the other
+// end of this connection, which dies with the connection.
+func (r *run) lock(ctx context.Context) error {
+	res, err := r.conn.Run(ctx, sshconn.Script{Args: []string{r.dirs.Data}, Body: lockScript})
 	switch {
 	case err != nil:
 		return err
