@@ -87,6 +87,8 @@ type Loop struct {
 	due     time.Time
 	started time.Time // of the last check
 	doubted time.Time // when revoked was first heard
+	wall    time.Time // both clocks when they were last compared
+	mono    time.Time
 
 	mu          sync.Mutex
 	last        wire.LastCheck
@@ -169,6 +171,7 @@ func (l *Loop) Run(ctx context.Context) {
 	wctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { l.worker(wctx) })
+	l.jump()
 	l.due = l.Now()
 	l.open()
 	for {
@@ -186,6 +189,18 @@ func (l *Loop) Run(ctx context.Context) {
 // await returns true when a check is due, false when the context ended.
 func (l *Loop) await(ctx context.Context) bool {
 	for {
+		// A check takes up to half a minute, and a machine that starts sets its
+		// clock in just that time, so the clocks are compared here, not only over a
+		// wait: a start that lies in the future would hold the next check back until
+		// then.
+		if by := l.jump(); by > jumpLimit || by < -jumpLimit {
+			l.Log.Info("wall clock jumped", "by", by.Round(time.Second))
+			if l.client != nil {
+				l.client.Close()
+			}
+			// Nor does a minute that did not pass lie between two revocations.
+			l.due, l.started, l.doubted = l.Now(), time.Time{}, time.Time{}
+		}
 		now := l.Now()
 		if earliest := l.started.Add(l.pace.floor); !l.started.IsZero() && l.due.Before(earliest) {
 			l.due = earliest
@@ -194,12 +209,7 @@ func (l *Loop) await(ctx context.Context) bool {
 		if wait <= 0 {
 			return ctx.Err() == nil
 		}
-		if wait > maxInterval+2*time.Hour { // the clock was set back
-			l.due = now.Add(l.pace.interval)
-			continue
-		}
 		t := time.NewTimer(min(wait, wakeEvery))
-		began := time.Now()
 		select {
 		case <-ctx.Done():
 			t.Stop()
@@ -213,14 +223,16 @@ func (l *Loop) await(ctx context.Context) bool {
 		case <-t.C:
 		}
 		t.Stop()
-		if slept := l.Now().Sub(now) - time.Since(began); slept > jumpLimit || slept < -jumpLimit {
-			l.Log.Info("wall clock jumped", "by", slept.Round(time.Second))
-			if l.client != nil {
-				l.client.Close()
-			}
-			l.due, l.started = l.Now(), time.Time{}
-		}
 	}
+}
+
+// jump returns by how much the wall clock ran ahead of the other one since they
+// were last compared: the machine slept, or its clock was set.
+func (l *Loop) jump() time.Duration {
+	wall, mono := l.Now(), time.Now()
+	by := wall.Sub(l.wall) - mono.Sub(l.mono)
+	l.wall, l.mono = wall, mono
+	return by
 }
 
 // open makes the client for where the files point now.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -333,6 +334,40 @@ func TestWallClockJumpMakesACheckDue(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+func TestClockThatIsSetDuringACheckHoldsNoCheckBack(t *testing.T) {
+	for name, by := range map[string]time.Duration{"an hour back": -time.Hour, "years back": -5 * 365 * 24 * time.Hour, "years ahead": 5 * 365 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := credential.Open(credential.Dir(dir))
+			if _, err := s.Install(&wire.Credential{Schema: wire.SchemaCredential, Machine: wire.NewMachineID(), Generation: 7,
+				Secret: secret.New("fm_").Reveal(), Plane: wire.CredentialPlane{URL: "https://p.example", RootsPEM: "system"}}, false); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				var jumped atomic.Int64
+				p := &fake{hang: 20 * time.Second}
+				p.answer = func(n int, c credential.Credential) (*wire.CheckAnswer, error) {
+					jumped.Store(int64(by)) // its clock is set while the first check waits for an answer
+					return ok(60)(n, c)
+				}
+				l := &Loop{Store: s, Body: func() wire.CheckBody { return wire.CheckBody{} }, Log: hclog.NewNullLogger(),
+					Now:  func() time.Time { return time.Now().Add(time.Duration(jumped.Load())) },
+					Dial: func(credential.Plane, *wire.CredentialGate) (Plane, error) { return p, nil }}
+				l.Init()
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() { l.Run(ctx); close(done) }()
+				time.Sleep(10 * time.Minute)
+				if n := len(p.times()); n < 9 || n > 12 {
+					t.Errorf("%d checks in ten minutes at one a minute", n)
+				}
+				cancel()
+				<-done
+			})
+		})
+	}
 }
 
 func TestBodyIsBounded(t *testing.T) {
