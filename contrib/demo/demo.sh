@@ -7,15 +7,24 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=$PWD/bin
 dir=$(mktemp -d /tmp/fleet-demo-XXXXXX)
+trap 'rm -rf "$dir"' EXIT
 go build -o "$dir/" ./contrib/lab/cmd/lab ./contrib/lab/cmd/loopback
+own_home=$HOME
 export HOME=$dir/home XDG_STATE_HOME=$dir/state XDG_CONFIG_HOME=$dir/config XDG_DATA_HOME=$dir/data PATH=$bin:$PATH
 unset XDG_RUNTIME_DIR SSH_AUTH_SOCK FLEET_PLANE FLEET_TOKEN_FILE
 mkdir -m 700 "$HOME" "$XDG_STATE_HOME"
-plane_pid='' lab_up='' loop_pid=''
+plane_pid='' lab_up='' loop_pid='' installed=''
 
 say() { printf '\n# %s\n' "$*"; }
-run() {
-  printf '$ %s\n' "$*"
+run() { # what is printed can be typed
+  local word line='$'
+  for word; do
+    case $word in
+    '' | *[!A-Za-z0-9_./:@%+=,-]*) word=\'${word//\'/\'\\\'\'}\' ;;
+    esac
+    line+=" $word"
+  done
+  printf '%s\n' "$line"
   "$@"
 }
 end() { # PID
@@ -26,6 +35,7 @@ end() { # PID
 cleanup() {
   status=$?
   trap - EXIT
+  if [ -n "$installed" ]; then "$bin/fleet" uninstall box --yes >/dev/null 2>&1 || echo "demo: an agent may be left in $installed" >&2; fi
   "$bin/fleet" mux stop >/dev/null 2>&1 || true
   end "$plane_pid"
   if [ -n "$lab_up" ]; then "$dir/lab" down "$lab_up" >/dev/null || true; fi
@@ -87,6 +97,8 @@ say "What would an install meet there? (changes nothing)"
 run fleet test "$host" -i "$key"
 
 say "Install the agent over SSH. The host key is confirmed by its fingerprint"
+# On loopback it goes to this account's own home, and is taken away however this ends.
+if [ -z "$lab_up" ]; then installed=$own_home/.local/share/fleet-agent; fi
 run fleet install "$host" -i "$key" --name box --label env=demo --fingerprint "$fp"
 
 say "A second time nothing is sent"
@@ -120,6 +132,7 @@ if [ -n "$lab_up" ]; then
 else
   say "Uninstall it: service, files, row and link"
   run fleet uninstall box
+  installed=''
 fi
 run fleet ls
 
