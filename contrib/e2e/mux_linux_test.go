@@ -113,6 +113,29 @@ func TestSharedConnections(t *testing.T) { // R5, R31, R32
 	w.must("fleet", "mux", "start")
 	w.must("fleet", "exec", "box", "--", "true")
 
+	// Another destination: what is attached goes on over the old one, and is counted.
+	long := w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c", "while [ ! -e gone ]; do sleep 0.05; done; echo end")
+	var out lockedBuffer
+	long.Stdout = &out
+	if err := long.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("an attached command", func() error {
+		if c := w.mux().Connections; len(c) != 1 || c[0].Clients != 1 {
+			return fmt.Errorf("%+v", c)
+		}
+		return nil
+	})
+	other := "ssh://dana@" + h.Addr()
+	r := w.run("fleet", "host", "link", "box", other, "-i", w.lab.KeyPath())
+	if r.exit != 0 || !strings.Contains(r.err, "1 attached over dana@") {
+		t.Error(r)
+	}
+	w.must("fleet", "exec", "box", "--", "touch", "gone")
+	if err := long.Wait(); err != nil || out.String() != "end\n" {
+		t.Errorf("%v: %q", err, out.String())
+	}
+
 	// Who forgets a key has no connection with it left open.
 	w.must("fleet", "trust", "rm", h.Addr())
 	w.fails(255, "host key unknown", "exec", "box", "--", "true")

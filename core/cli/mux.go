@@ -7,6 +7,7 @@ import (
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/mux"
+	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -23,7 +24,7 @@ func muxCommand() *command.Command {
 }
 
 func muxStart(ctx context.Context, c *command.Call) error {
-	o, err := muxOptions(c)
+	o, err := operator.Mux(c)
 	if err != nil {
 		return err
 	}
@@ -42,7 +43,7 @@ func muxStart(ctx context.Context, c *command.Call) error {
 // onMux asks the shared server; without one the answer is that none runs.
 func onMux(ctx context.Context, c *command.Call, op string) (*wire.Mux, error) {
 	none := &wire.Mux{Schema: wire.SchemaMux, Connections: []wire.MuxConnection{}}
-	o, err := muxOptions(c)
+	o, err := operator.Mux(c)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func muxGrid(m *wire.Mux, now time.Time) *grid {
 func forget(ctx context.Context, c *command.Call, plane string) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	o, err := muxOptions(c)
+	o, err := operator.Mux(c)
 	if err != nil {
 		return
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 
 	"fleet.example/fleet/core/command"
@@ -15,7 +14,6 @@ import (
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/sshconfig"
-	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -38,7 +36,7 @@ func (s *server) take(ctx context.Context, c *command.Call) (*mux.Server, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.host == nil {
-		o, err := muxOptions(c)
+		o, err := operator.Mux(c)
 		if err != nil {
 			return nil, err
 		}
@@ -61,40 +59,6 @@ func (s *server) leave() error {
 	host := s.host
 	s.host = nil
 	return host.Close()
-}
-
-// muxOptions say which fleet-host serves the call.
-func muxOptions(c *command.Call) (mux.Options, error) {
-	program, err := mux.Executable()
-	if err != nil {
-		return mux.Options{}, err
-	}
-	d := state.DirsOf(c.Getenv)
-	run, err := d.Runtime()
-	if err != nil {
-		return mux.Options{}, err
-	}
-	st, err := d.State()
-	if err != nil {
-		return mux.Options{}, err
-	}
-	o := mux.Options{Program: program, Runtime: run, Private: c.Bool("no-mux"), MayStart: hasTerminal(), Stderr: c.Stderr,
-		World: []string{st, c.Getenv("HOME"), c.Getenv("XDG_DATA_HOME"), c.Getenv("XDG_CONFIG_HOME"), c.Getenv("FLEET_PLUGIN_DIR")}}
-	if c.Bool("verbose") {
-		o.Note = func(text string) { c.Notef("%s", command.Clean(text)) }
-	}
-	return o, nil
-}
-
-// hasTerminal reports whether somebody is there, unlike under cron: processes
-// that stay are started only then.
-func hasTerminal() bool {
-	f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
-	if err != nil {
-		return false
-	}
-	f.Close()
-	return true
 }
 
 // link opens the way to a machine over its link.

@@ -3,10 +3,14 @@ package hostcli
 import (
 	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/install"
+	"fleet.example/fleet/core/mux"
+	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
@@ -125,7 +129,32 @@ pinned host key, and the row that the plane has for the agent there.`,
 				return c.Print(l)
 			}
 			fmt.Fprintf(c.Stdout, "%s  %s  %s\n", l.Machine, l.Name, l.Host)
+			for _, old := range attachedElsewhere(ctx, c, l) {
+				c.Notef("%d attached over %s go on there; what comes now takes %s", old.Clients, command.Clean(old.Host), command.Clean(l.Host))
+			}
 			return nil
 		},
 	}
+}
+
+// attachedElsewhere are the shared connections by which a machine is being used
+// over another destination than its link's.
+func attachedElsewhere(ctx context.Context, c *command.Call, l state.Link) []wire.MuxConnection {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	o, err := operator.Mux(c)
+	if err != nil {
+		return nil
+	}
+	s, err := mux.Running(ctx, o)
+	if s == nil || err != nil {
+		return nil
+	}
+	a, err := s.AskAsIs(ctx, mux.Hello{Op: mux.OpStatus})
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(a.Mux.Connections, func(w wire.MuxConnection) bool {
+		return w.Clients == 0 || w.Host == l.Host || !slices.Contains(w.Machines, l.Machine)
+	})
 }
