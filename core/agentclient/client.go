@@ -232,7 +232,9 @@ func (c *Client) Session(ctx context.Context, id string) (*wire.Session, error) 
 
 // Create starts a session that nobody attaches to yet.
 func (c *Client) Create(ctx context.Context, req wire.SessionRequest) (*wire.Session, error) {
-	req.ID = wire.NewSessionID()
+	if req.ID == "" {
+		req.ID = wire.NewSessionID()
+	}
 	var v wire.Session
 	return &v, c.call(ctx, http.MethodPost, wire.PathSessions, req, &v)
 }
@@ -323,7 +325,10 @@ func (c *Client) Open(ctx context.Context, id string) (*Stream, error) {
 
 // Exec starts a session and connects to its stream, in one round trip.
 func (c *Client) Exec(ctx context.Context, req wire.SessionRequest) (*Stream, error) {
-	req.Attached, req.ID = true, wire.NewSessionID()
+	req.Attached = true
+	if req.ID == "" {
+		req.ID = wire.NewSessionID()
+	}
 	return c.stream(ctx, http.MethodPost, wire.PathSessions, req)
 }
 
