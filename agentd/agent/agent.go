@@ -68,6 +68,9 @@ type Agent struct {
 	Account account.Account
 	Getenv  func(string) string
 	Umask   int
+	// Children are the session hosts that the program before a restart in place
+	// left to this process; after Run they are those that are left to the next.
+	Children []int
 
 	record   wire.ServiceRecord
 	host     string
@@ -135,10 +138,12 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	var wg sync.WaitGroup
 	wg.Go(func() { a.probes.Run(rctx) })
 	wg.Go(func() { a.serve(rctx) })
+	wg.Go(func() { a.sessions.Reap(rctx) })
 	defer func() {
 		cancel()
 		wg.Wait()
 		a.sessions.Wait()
+		a.Children = a.sessions.Children()
 	}()
 	checks := a.startChecks()
 	a.notify(daemon.SdNotifyReady)
@@ -265,6 +270,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	a.sessions = &session.Manager{Dir: filepath.Join(a.Dirs.Data, place.SessionsDir), Run: a.Dirs.Runtime,
 		Shim: filepath.Join(a.programs, "agentd-shim"), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask,
 		Host: a.host, Machine: a.store.Machine, Log: a.Log, Changed: func() { a.probes.Recheck() }}
+	a.sessions.Adopt(a.Children)
 	a.sessions.SweepSoon()
 	a.probes = &readiness.Keeper{Program: filepath.Join(a.programs, "agentd-probes"), Data: a.Dirs.Data,
 		Env: a.Account.Environ(a.Getenv), Own: a.findings, Facts: a.writeFacts, Log: a.Log,

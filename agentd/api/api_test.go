@@ -3,12 +3,14 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -113,4 +115,44 @@ func FuzzSessionRequest(f *testing.F) {
 			t.Fatal("a session that did not start left a directory")
 		}
 	})
+}
+
+func TestAFullSocketIsClosedAllTheSame(t *testing.T) { // R29
+	dir, err := os.MkdirTemp("", "ap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	full := make(chan struct{}, maxConns)
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			full <- struct{}{}
+		}
+	}()
+	for range maxConns {
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		<-full
+	}
+	l.Close()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("a socket with all its connections taken goes on accepting after it was closed")
+	}
 }

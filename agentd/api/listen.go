@@ -41,7 +41,7 @@ func Listen(path string) (net.Listener, error) {
 		l.Close()
 		return nil, err
 	}
-	return &guarded{UnixListener: l, slots: make(chan struct{}, maxConns)}, nil
+	return &guarded{UnixListener: l, slots: make(chan struct{}, maxConns), closed: make(chan struct{})}, nil
 }
 
 // maxConns bounds the connections of one socket; more wait to be accepted.
@@ -50,12 +50,24 @@ const maxConns = 256
 // guarded accepts only peers of this account, and not too many.
 type guarded struct {
 	*net.UnixListener
-	slots chan struct{}
+	slots  chan struct{}
+	once   sync.Once
+	closed chan struct{}
+}
+
+// Close ends Accept also while it waits for a place.
+func (g *guarded) Close() error {
+	g.once.Do(func() { close(g.closed) })
+	return g.UnixListener.Close()
 }
 
 func (g *guarded) Accept() (net.Conn, error) {
 	for {
-		g.slots <- struct{}{}
+		select {
+		case g.slots <- struct{}{}:
+		case <-g.closed:
+			return nil, net.ErrClosed
+		}
 		c, err := g.AcceptUnix()
 		if err != nil {
 			<-g.slots

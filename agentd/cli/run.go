@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
@@ -51,15 +53,44 @@ func run(ctx context.Context, c *command.Call, version string) error {
 	}
 	file := logfile.Open(filepath.Join(d.Data, place.LogFile))
 	log := hclog.New(&hclog.LoggerOptions{Name: "agentd", Level: hclog.Info, Output: io.MultiWriter(file, c.Stderr)})
-	a := &agent.Agent{Dirs: d, Version: version, Log: log, LogFile: file, Account: acct, Getenv: c.Getenv, Umask: umask}
+	a := &agent.Agent{Dirs: d, Version: version, Log: log, LogFile: file, Account: acct, Getenv: c.Getenv, Umask: umask,
+		Children: inherited(c.Getenv(childrenEnv))}
+	os.Unsetenv(childrenEnv)
 	err = a.Run(ctx)
 	switch {
 	case errors.Is(err, agent.ErrHandoff):
+		// What follows begins as this program did.
+		syscall.Umask(umask)
+		os.Setenv(childrenEnv, bequeathed(a.Children))
 		return handOff(d, log)
 	case errors.Is(err, agent.ErrRunning):
 		return fault.New(fault.Refused, "already_running", "%w: %s", err, d.Data)
 	}
 	return err
+}
+
+// childrenEnv tells the program that follows in this process which children it
+// has: numbers with commas between.
+const childrenEnv = "FLEET_AGENTD_CHILDREN"
+
+func inherited(list string) (pids []int) {
+	for _, f := range strings.Split(list, ",") {
+		if pid, err := strconv.Atoi(f); err == nil && pid > 1 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func bequeathed(pids []int) string {
+	var b strings.Builder
+	for i, pid := range pids {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(pid))
+	}
+	return b.String()
 }
 
 // handOff becomes the program that `current` names now, or, if that cannot be,

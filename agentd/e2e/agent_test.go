@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -554,4 +556,56 @@ func TestBridgeReachesTheSocket(t *testing.T) { // R32
 	if !strings.HasPrefix(out, "HTTP/1.1 200") || !strings.Contains(out, `"token":"fa_`) {
 		t.Fatal(out)
 	}
+}
+
+// A restart in place goes on with the account's own umask and reaps what the
+// program before it started.
+func TestRestartLeavesNothingOfTheProgramBefore(t *testing.T) { // R34
+	old := syscall.Umask(0o027)
+	m, _, _ := installed(t)
+	m.start()
+	syscall.Umask(old)
+	c := m.client()
+	umask := func() string {
+		var out bytes.Buffer
+		if _, _, err := c.Run(ctx(t), wire.SessionRequest{Argv: []string{"sh", "-c", "umask"}}, agentclient.Attachment{Stdout: &out}); err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(out.String())
+	}
+	if got := umask(); got != "0027" {
+		t.Fatal("umask", got)
+	}
+	s, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		before := m.status().StartedAt
+		if _, err := c.Restart(ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+		m.await("the restart", func() bool {
+			out, _, exit := m.agentd("", "status", "--json")
+			var now wire.AgentStatus
+			return exit == 0 && json.Unmarshal([]byte(out), &now) == nil && now.StartedAt != nil && !now.StartedAt.Equal(before.Time)
+		})
+	}
+	if got := umask(); got != "0027" {
+		t.Errorf("umask %s after a restart", got)
+	}
+	if _, err := c.Signal(ctx(t), s.ID, "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	m.await("the reaping of all that ended", func() bool {
+		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+		for _, f := range stats {
+			b, _ := os.ReadFile(f)
+			_, rest, _ := strings.Cut(string(b), ") ")
+			if f := strings.Fields(rest); len(f) > 1 && f[0] == "Z" && f[1] == strconv.Itoa(m.cmd.Process.Pid) {
+				return false
+			}
+		}
+		return true
+	})
 }

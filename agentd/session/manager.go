@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,6 +71,7 @@ type Manager struct {
 	lastErr  atomic.Pointer[string] // why the last start went wrong
 	shimSeen shimCheck
 	spare    spare
+	children children
 
 	sweeping   atomic.Bool
 	swept      atomic.Int64 // when the last sweep began, Unix nanoseconds
@@ -114,24 +116,23 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id strin
 	} else if there, err := m.repeated(ctx, id); err != nil || there {
 		return id, err
 	}
-	if m.Running() >= maxRunning {
-		return "", ErrTooMany
-	}
 	dir := filepath.Join(m.Dir, id)
-	m.mu.Lock()
-	if m.starting == nil {
-		m.starting = map[string]bool{}
-	}
-	twice := m.starting[id]
-	m.starting[id] = true
-	m.mu.Unlock()
-	if twice {
-		return "", ErrUnclear // two requests with one id at the same moment
+	others, free := m.reserve(id)
+	if !free { // two requests with one id at the same moment
+		return m.other(ctx, id)
 	}
 	defer func() {
 		m.mu.Lock()
 		delete(m.starting, id)
 		m.mu.Unlock()
+	}()
+	if _, err := os.Lstat(dir); err == nil { // the other one has just done it
+		return id, nil
+	}
+	if m.runningBeside(others)+len(others) >= maxRunning {
+		return "", ErrTooMany
+	}
+	defer func() {
 		var now *string
 		if err != nil {
 			msg := err.Error()
@@ -161,14 +162,53 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id strin
 		os.RemoveAll(dir)
 		return "", fmt.Errorf("cannot write session record: %w", err)
 	}
-	if err := m.spawn(ctx, cfg); err != nil {
-		if shim.Look(dir) == shim.Gone {
-			os.RemoveAll(dir)
-		}
+	// A client that leaves meanwhile stops nothing: it may ask again by the id,
+	// and a start that was given up half-way would look like one that went wrong.
+	if err := m.spawn(context.WithoutCancel(ctx), cfg); err != nil {
+		m.clear(dir)
 		return "", err
 	}
 	m.Log.Info("session started", "session", id)
 	return id, nil
+}
+
+// reserve makes the id one that is being started, unless it is one already,
+// and returns the others.
+func (m *Manager) reserve(id string) (others map[string]bool, free bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.starting[id] {
+		return nil, false
+	}
+	if m.starting == nil {
+		m.starting = map[string]bool{}
+	}
+	others = maps.Clone(m.starting)
+	m.starting[id] = true
+	return others, true
+}
+
+// other waits for what another request for the same id comes to.
+func (m *Manager) other(ctx context.Context, id string) (string, error) {
+	there, err := m.repeated(ctx, id)
+	if err == nil && !there {
+		err = ErrUnclear
+	}
+	return id, err
+}
+
+// clear removes the directory of a session that did not start. Its shim may
+// only be late: renamed first, the directory is out of its reach, and one that
+// has come as far as the lock keeps it.
+func (m *Manager) clear(dir string) {
+	aside := dir + ".failed"
+	if os.Rename(dir, aside) != nil {
+		return
+	}
+	if shim.Look(aside) != shim.Gone && os.Rename(aside, dir) == nil {
+		return
+	}
+	os.RemoveAll(aside)
 }
 
 // repeated reports whether a session that is asked for is there already: its
@@ -205,16 +245,26 @@ func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 		return err
 	}
 	defer m.prepare()
+	if h := m.spare.take(); h != nil {
+		err := m.serve(ctx, h, b)
+		// A shim takes the lock before it begins anything. One that was ready and
+		// ended before that has another one take its place.
+		if _, locked := os.Lstat(filepath.Join(cfg.Dir, shim.LockFile)); err == nil || ctx.Err() != nil || !errors.Is(locked, fs.ErrNotExist) {
+			return err
+		}
+	}
+	h, err := m.launch()
+	if err != nil {
+		return err
+	}
+	return m.serve(ctx, h, b)
+}
+
+// serve gives a shim its session and waits until it says how that went.
+func (m *Manager) serve(ctx context.Context, h *host, config []byte) error {
 	deadline, _ := ctx.Deadline()
-	h := m.spare.take()
-	if h == nil || h.configure(b, deadline) != nil {
-		// One that was ready and took no configuration has begun nothing.
-		if h, err = launch(m.Shim); err != nil {
-			return err
-		}
-		if err := h.configure(b, deadline); err != nil {
-			return err
-		}
+	if err := h.configure(config, deadline); err != nil {
+		return err
 	}
 	ready := h.ready
 	defer ready.Close()
@@ -222,7 +272,7 @@ func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 	stop := context.AfterFunc(ctx, func() { ready.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	said := make([]byte, 1)
-	_, err = io.ReadFull(ready, said)
+	_, err := io.ReadFull(ready, said)
 	switch {
 	case err == nil && said[0] == '+':
 		return nil
@@ -343,11 +393,14 @@ func (m *Manager) ids() ([]string, error) {
 }
 
 // Running counts the sessions whose shim is not known to be gone.
-func (m *Manager) Running() int {
+func (m *Manager) Running() int { return m.runningBeside(nil) }
+
+// runningBeside is Running without those that are being started.
+func (m *Manager) runningBeside(starting map[string]bool) int {
 	ids, _ := m.ids()
 	n := 0
 	for _, id := range ids {
-		if shim.Look(filepath.Join(m.Dir, id)) != shim.Gone {
+		if !starting[id] && shim.Look(filepath.Join(m.Dir, id)) != shim.Gone {
 			n++
 		}
 	}

@@ -17,7 +17,7 @@ type host struct {
 }
 
 // launch starts a shim.
-func launch(program string) (*host, error) {
+func (m *Manager) launch() (*host, error) {
 	in, inW, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func launch(program string) (*host, error) {
 		inW.Close()
 		return nil, err
 	}
-	cmd := &exec.Cmd{Path: program, Args: []string{"agentd-shim"}, Env: []string{}, Dir: "/",
+	cmd := &exec.Cmd{Path: m.Shim, Args: []string{"agentd-shim"}, Env: []string{}, Dir: "/",
 		Stdin: in, ExtraFiles: []*os.File{readyW}, SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
 	err = cmd.Start()
 	in.Close()
@@ -38,9 +38,8 @@ func launch(program string) (*host, error) {
 		ready.Close()
 		return nil, fmt.Errorf("cannot start session host: %w", err)
 	}
-	// The shim outlives agentd by design, so nobody waits for this goroutine:
-	// it reaps the shim if agentd is still here when it ends.
-	go cmd.Wait()
+	m.children.add(cmd.Process.Pid)
+	cmd.Process.Release() // it outlives agentd by design; Reap takes note of its end
 	return &host{inW, ready}, nil
 }
 
@@ -99,7 +98,7 @@ func (m *Manager) prepare() {
 	}
 	s.coming = true
 	m.background.Go(func() {
-		h, err := launch(m.Shim)
+		h, err := m.launch()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.coming = false
