@@ -106,12 +106,13 @@ func (e *RequestError) Error() string { return e.msg }
 
 // Create starts a session and returns its id. The command has been started, or
 // could not be, which its exit record tells.
-func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (id string, err error) {
+func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (_ string, err error) {
 	cfg, argv0, err := m.configure(req)
 	if err != nil {
 		return "", err
 	}
-	if id = req.ID; id == "" {
+	id := req.ID
+	if id == "" {
 		id = wire.NewSessionID()
 	} else if there, err := m.repeated(ctx, id); err != nil || there {
 		return id, err
