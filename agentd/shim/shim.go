@@ -27,6 +27,13 @@ import (
 // client that takes nothing. agentd serves the rest from the spool.
 const drainIdle = 30 * time.Second
 
+// abandonedAfterExit is how long the last output of an ended command waits for
+// room that only a client's taking can make, while none is attached. It is
+// longer than a client whose connection is lost tries to come back. Then the
+// oldest output goes: a session that nobody follows would never end, and hold
+// up updates and drains for as long.
+const abandonedAfterExit = 3 * time.Minute
+
 // shim is the state that connections share.
 type shim struct {
 	cfg    *Config
@@ -221,7 +228,7 @@ func (s *shim) supervise() {
 	})
 	exit := s.cmd.wait()
 	s.input.close()
-	limit := time.After(maxAfterExit)
+	limit, followed := time.After(maxAfterExit), time.Now()
 	beat.Store(time.Now().UnixNano())
 	tick := time.NewTicker(idleAfterExit / 4)
 	defer tick.Stop()
@@ -232,8 +239,14 @@ func (s *shim) supervise() {
 		case <-tick.C:
 			// A command that waits for room in the spool is not silent.
 			idle := time.Since(time.Unix(0, beat.Load())) > idleAfterExit
-			if idle && !s.spool.Waiting() {
+			waiting := s.spool.Waiting()
+			switch {
+			case idle && !waiting:
 				open = false
+			case s.clients() > 0:
+				followed = time.Now()
+			case waiting && time.Since(followed) > abandonedAfterExit:
+				s.spool.Drop()
 			}
 		case <-limit:
 			open = s.spool.Waiting()
@@ -289,10 +302,22 @@ func (s *shim) info() frame.InfoAnswer {
 	if s.cmd != nil {
 		i.PID = s.cmd.cmd.Process.Pid
 	}
+	i.Clients = s.attached()
+	return i
+}
+
+// attached counts the clients. The caller holds the mutex.
+func (s *shim) attached() (n int) {
 	for c := range s.conns {
 		if c.attached.Load() {
-			i.Clients++
+			n++
 		}
 	}
-	return i
+	return n
+}
+
+func (s *shim) clients() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attached()
 }

@@ -228,6 +228,15 @@ func (s *Spool) write(stream byte, data []byte) error {
 	return nil
 }
 
+// Drop lets the oldest output make room from now on, also for an Append that
+// waits.
+func (s *Spool) Drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop = true
+	s.signal()
+}
+
 // Waiting reports whether an Append waits for room or for the disk.
 func (s *Spool) Waiting() bool {
 	s.mu.Lock()

@@ -205,6 +205,27 @@ func TestCloseEndsAWaitingAppend(t *testing.T) {
 	}
 }
 
+func TestDropLetsAWaitingAppendGoOn(t *testing.T) { // the last output of a command that nobody follows any more
+	s := create(t, MinLimit, false)
+	done := make(chan error, 1)
+	go func() { done <- s.Append(Stdout, make([]byte, 3*MinLimit)) }()
+	for !s.Waiting() {
+		if _, changed := s.State(); !s.Waiting() {
+			select {
+			case <-changed:
+			case <-time.After(time.Millisecond): // it waits without a change
+			}
+		}
+	}
+	s.Drop()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if st, _ := s.State(); st.End != 3*MinLimit || st.Lost == 0 || st.Oldest == 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
 func TestOpenLeavesATornRecordOut(t *testing.T) { // R34: the shim was killed in the middle of a write
 	s := create(t, MinLimit, false)
 	if err := s.Append(Stderr, []byte("whole")); err != nil {
