@@ -121,7 +121,8 @@ func TestHashedKnownHostsAgreeWithSSHKeygen(t *testing.T) {
 		t.Skipf("ssh-keygen cannot hash here: %v %s", err, out)
 	}
 	for name, want := range map[string]int{"box": 1, "[box]:2222": 1, "other": 0} {
-		if got := Known([]string{file}, name, ""); len(got) != want {
+		got := slices.DeleteFunc(Known([]string{file}, name, ""), func(l Line) bool { return l.Bare })
+		if len(got) != want {
 			t.Errorf("%s: %d lines, want %d", name, len(got), want)
 		}
 	}

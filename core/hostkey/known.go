@@ -28,6 +28,9 @@ type Line struct {
 	Number int // from 1
 	Marker string
 	Key    ssh.PublicKey
+	// Bare says that the line has the host's name without its port. As with ssh,
+	// it speaks for the very key that it has, or revokes it, and nothing more.
+	Bare bool
 }
 
 // maxKnownHosts bounds how much of one known_hosts file is read, in bytes.
@@ -40,6 +43,10 @@ func Known(files []string, name, addr string) []Line {
 	names := []string{name}
 	if addr != "" && addr != name {
 		names = append(names, addr)
+	}
+	var bare []string
+	if host, _, err := net.SplitHostPort(name); err == nil {
+		bare = []string{host}
 	}
 	var out []Line
 	for _, file := range files {
@@ -55,10 +62,16 @@ func Known(files []string, name, addr string) []Line {
 				continue
 			}
 			marker, hosts, key, _, _, err := ssh.ParseKnownHosts(line)
-			if err != nil || !speaksOf(hosts, names) {
+			if err != nil || marker != "" && marker != markAuthority && marker != markRevoked {
 				continue
 			}
-			out = append(out, Line{file, number, marker, key})
+			l := Line{File: file, Number: number, Marker: marker, Key: key}
+			if !speaksOf(hosts, names) {
+				if l.Bare = speaksOf(hosts, bare); !l.Bare {
+					continue
+				}
+			}
+			out = append(out, l)
 		}
 	}
 	return out
@@ -167,11 +180,12 @@ func Weigh(lines []Line, name string, key ssh.PublicKey, now time.Time) ([]Evide
 		case l.Marker == markRevoked && (same || byIt):
 			return nil, fault.New(fault.HostKey, "host_key_revoked", "host key revoked: %s:%d revokes %s %s",
 				l.File, l.Number, l.Key.Type(), ssh.FingerprintSHA256(l.Key))
+		case l.Marker != "" && l.Bare:
 		case l.Marker == markAuthority && byIt && validHostCert(cert, name, now):
 			out = append(out, Evidence{Kind: EvidenceAuthority, File: l.File, Line: l.Number})
 		case l.Marker == "" && same:
 			out = append(out, Evidence{Kind: EvidenceKnown, File: l.File, Line: l.Number})
-		case l.Marker == "" && l.Key.Type() == Plain(key).Type():
+		case l.Marker == "" && !l.Bare && l.Key.Type() == Plain(key).Type():
 			out = append(out, Evidence{Kind: EvidenceOther, File: l.File, Line: l.Number, Expected: ssh.FingerprintSHA256(l.Key)})
 		}
 	}

@@ -233,7 +233,7 @@ func Offer(configured []string, known []Line) []string {
 		}
 	}
 	for _, l := range known {
-		if l.Marker == markAuthority {
+		if l.Marker == markAuthority && !l.Bare {
 			for _, t := range defaultTypes {
 				for _, a := range algorithmsOf(t) {
 					add(certOf[a])
