@@ -184,19 +184,27 @@ const lostTime = 300 * time.Millisecond
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
 	if err != nil {
-		timer := time.NewTimer(lostTime)
-		defer timer.Stop()
-		select {
-		case <-s.host.lost:
-		case <-s.hungUp:
-		case <-timer.C:
-		}
+		s.settle()
 	}
 	return n, err
 }
 
-// Lost says where the stream was lost, or nil.
-func (s *stream) Lost() error { return s.host.lostAt() }
+// settle waits for the reason of an end that is not this side's.
+func (s *stream) settle() {
+	timer := time.NewTimer(lostTime)
+	defer timer.Stop()
+	select {
+	case <-s.host.lost:
+	case <-s.hungUp:
+	case <-timer.C:
+	}
+}
+
+// Lost says where a stream that failed was lost, or nil.
+func (s *stream) Lost() error {
+	s.settle()
+	return s.host.lostAt()
+}
 
 // Close ends the stream and its plugin.
 func (s *stream) Close() error {

@@ -216,12 +216,11 @@ func (c *Conn) handshake(ctx context.Context, raw net.Conn, conf *ssh.ClientConf
 // explain gives a failed handshake its exit code, and keeps SSH's own words.
 func (c *Conn) explain(err error, auth *auth) error {
 	text := strings.TrimPrefix(err.Error(), "ssh: handshake failed: ")
-	if lost := c.Lost(); lost != nil {
-		return lost
-	}
 	switch {
 	case sshlogin.Refused(err) != nil, sshlogin.TooManyKeys(err):
 		return refused(c.Config, text, auth)
+	case c.Lost() != nil:
+		return c.Lost()
 	case strings.Contains(text, "no common algorithm for host key"):
 		return fault.New(fault.HostKey, "host_key_type", "%s: %s", c.Place, text).
 			WithHint("the host no longer has a key of the pinned type: fleet trust HOST --fingerprint SHA256:… re-pins it")
