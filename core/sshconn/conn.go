@@ -83,6 +83,7 @@ type Conn struct {
 	closing   sync.Once
 	wg        sync.WaitGroup
 
+	rtt     time.Duration // the round trip, as the handshake showed it
 	shellMu sync.Mutex
 	idle    *shell
 }
@@ -137,7 +138,8 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 		return nil, unreachable(p.Config, err)
 	}
 	c.stream = raw
-	raw = promptly(raw)
+	watched := &paced{Conn: promptly(raw)}
+	raw = watched
 	if err := c.handshake(ctx, raw, conf, peer.auth); err != nil {
 		raw.Close()
 		if keyErr != nil {
@@ -145,6 +147,7 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 		}
 		return nil, err
 	}
+	c.rtt = watched.roundTrip()
 	c.confirmed.Store(c.Pinned)
 	c.ended = make(chan struct{})
 	go func() { // ends with the connection, which Close ends

@@ -44,7 +44,9 @@ type side struct {
 	pins   *hostkey.Store
 }
 
-func operator(t *testing.T, s *loopback.Server) side {
+func operator(t *testing.T, s *loopback.Server) side { return operatorFor(t, s) }
+
+func operatorFor(t testing.TB, s *loopback.Server) side {
 	t.Helper()
 	home := t.TempDir()
 	pins, err := hostkey.OpenStore(state.Dirs{UID: os.Getuid(), Getenv: func(k string) string {

@@ -29,33 +29,44 @@ func (c *Conn) Upload(ctx context.Context, path string, r io.ReadSeeker, size in
 	}
 	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 	defer cancel()
-	client, err := c.sftp(ctx)
+	err = c.uploadBySFTP(ctx, path, r, size, progress)
 	if err == nil {
-		defer client.Close()
-		stop := context.AfterFunc(ctx, func() { client.Close() })
-		defer stop()
-		if err = uploadSFTP(client, path, r, size, progress); err == nil {
-			return "sftp", nil
-		}
-		if ctx.Err() != nil {
-			return "", ctx.Err()
-		}
-		select {
-		case <-c.Done():
-			return "", fault.New(fault.Unreachable, "unreachable", "cannot upload to %s: %w", c.Config, err)
-		default:
-		}
+		return "sftp", nil
+	}
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	select {
+	case <-c.Done():
+		return "", fault.New(fault.Unreachable, "unreachable", "cannot upload to %s: %w", c.Config, err)
+	default:
+	}
+	if none := new(noSFTP); errors.As(err, &none) {
+		c.notef("no sftp at %s (%v), using cat", c.Config, err)
+	} else {
 		c.notef("sftp upload to %s failed (%v), trying cat", c.Config, err)
 		if _, err := r.Seek(0, io.SeekStart); err != nil {
 			return "", err
 		}
-	} else {
-		c.notef("no sftp at %s (%v), using cat", c.Config, err)
 	}
 	if err := c.uploadCat(ctx, path, r, size, progress); err != nil {
 		return "", err
 	}
 	return "cat", nil
+}
+
+func (c *Conn) uploadBySFTP(ctx context.Context, path string, r io.ReadSeeker, size int64, progress func(int64)) error {
+	if n := c.lanes(r, size); n > 1 {
+		return c.uploadWide(ctx, n, path, r.(io.ReaderAt), size, progress)
+	}
+	client, err := c.sftp(ctx)
+	if err != nil {
+		return &noSFTP{err}
+	}
+	defer client.Close()
+	stop := context.AfterFunc(ctx, func() { client.Close() })
+	defer stop()
+	return uploadSFTP(client, path, r, size, progress)
 }
 
 func (c *Conn) sftp(ctx context.Context) (*sftp.Client, error) {
