@@ -2,6 +2,7 @@ package muxserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -28,9 +29,8 @@ type agent struct {
 	reach   *reach.Agent
 	machine string
 
-	minting sync.Mutex // one mint and match at a time; the others wait and share it
-
 	mu       sync.Mutex
+	minting  *minting // one mint and match at a time; the others wait and share it
 	token    secret.Text
 	warning  string
 	matched  time.Time
@@ -54,25 +54,52 @@ func (g *agent) tokenOf(ctx context.Context, renew bool) (secret.Text, string, e
 	if !before.Empty() && !renew {
 		return before, warning, nil
 	}
-	g.minting.Lock()
-	defer g.minting.Unlock()
-	g.mu.Lock()
-	now, warning := g.token, g.warning
-	g.mu.Unlock()
-	if !now.Empty() && now != before {
-		return now, warning, nil // another client has minted it meanwhile
+	for {
+		g.mu.Lock()
+		now, warning, m := g.token, g.warning, g.minting
+		if !now.Empty() && now != before {
+			g.mu.Unlock()
+			return now, warning, nil // another client has minted it meanwhile
+		}
+		if m == nil {
+			m = &minting{done: make(chan struct{})}
+			g.minting = m
+			g.mu.Unlock()
+			return g.mint(ctx, m)
+		}
+		g.mu.Unlock()
+		select {
+		case <-m.done:
+		case <-ctx.Done():
+			return secret.Text{}, "", ctx.Err()
+		}
+		// An agent that does not answer is waited for once by all who wait, not
+		// once by each. Only one whose client left is tried again.
+		if m.err != nil && !errors.Is(m.err, context.Canceled) {
+			return secret.Text{}, "", m.err
+		}
 	}
+}
+
+// minting is one mint and match, and what came of it.
+type minting struct {
+	done chan struct{}
+	err  error
+}
+
+func (g *agent) mint(ctx context.Context, m *minting) (tok secret.Text, warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, matchIn)
 	defer cancel()
-	tok, err := g.reach.Mint(ctx, "")
-	if err != nil {
-		return secret.Text{}, "", err
-	}
-	if warning, err = g.match(ctx, tok); err != nil {
-		return secret.Text{}, "", err
+	if tok, err = g.reach.Mint(ctx, ""); err == nil {
+		warning, err = g.match(ctx, tok)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.minting, m.err = nil, err
+	close(m.done)
+	if err != nil {
+		return secret.Text{}, "", err
+	}
 	g.token, g.warning, g.matched = tok, warning, time.Now()
 	return tok, warning, nil
 }

@@ -54,12 +54,15 @@ func (s *Server) attend(w *way, slept bool) {
 	if unused {
 		s.mu.Lock()
 		w.mu.Lock()
-		if w.clients == 0 {
+		unused = w.clients == 0 // or one has come meanwhile, and keeps it
+		if unused {
 			delete(s.ways, w.key)
 		}
 		w.mu.Unlock()
 		s.mu.Unlock()
-		w.drop("")
+		if unused {
+			w.drop("")
+		}
 		return
 	}
 	if conn == nil {

@@ -25,6 +25,7 @@ import (
 
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/mux"
+	"fleet.example/fleet/core/peer"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/wire"
@@ -54,6 +55,9 @@ type Config struct {
 
 const (
 	helloTimeout = 10 * time.Second
+	// acceptAgain is the time between two tries to accept a client when the
+	// first failed.
+	acceptAgain = 50 * time.Millisecond
 	// maxClients bounds how many clients are served at once.
 	maxClients = 1024
 	// maxWays bounds how many connections there are.
@@ -98,7 +102,14 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	for {
 		var c net.Conn
 		if c, err = l.Accept(); err != nil {
+			if ctx.Err() == nil && !errors.Is(err, net.ErrClosed) && s.pause(ctx) {
+				continue // out of descriptors: those who are served go on, and the next may come in
+			}
 			break
+		}
+		if u, ok := c.(*net.UnixConn); ok && !peer.Own(u) {
+			c.Close()
+			continue
 		}
 		select {
 		case slots <- struct{}{}:
@@ -135,6 +146,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	s.wg.Wait()
 	return err
+}
+
+// pause waits a moment, or less when ctx ends.
+func (s *Server) pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(acceptAgain):
+		return true
+	}
 }
 
 func (s *Server) enter(n int) {

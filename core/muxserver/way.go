@@ -47,6 +47,7 @@ type attempt struct {
 	err     error
 	waiting int
 	cancel  context.CancelFunc
+	dropped string // why it was ended although somebody waits
 }
 
 // way finds or makes the way of a hello.
@@ -132,6 +133,9 @@ func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error
 	defer w.mu.Unlock()
 	if t.waiting--; t.waiting == 0 {
 		t.cancel()
+		if w.attempt == t {
+			w.attempt = nil // it ends for nobody; whoever comes next is not to hear of that
+		}
 	}
 	return t.conn, err
 }
@@ -157,10 +161,22 @@ func (s *Server) dial(w *way, a *asker) *attempt {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.attempt, w.failed, w.since = nil, err, time.Now()
-		if err != nil {
+		current := w.attempt == t
+		if current {
+			w.attempt, w.failed, w.since = nil, err, time.Now()
+		}
+		switch {
+		case err != nil:
 			t.err = err
-			if errors.Is(err, context.Canceled) {
+		case !current:
+			t.err = context.Canceled
+			s.wg.Go(func() { conn.Close() })
+		}
+		if t.dropped != "" && t.err != nil {
+			t.err = fault.New(fault.Unreachable, "mux", "the connection is not made: %s", t.dropped)
+		}
+		if t.err != nil {
+			if current && errors.Is(err, context.Canceled) {
 				w.failed = nil // nobody's failure to share
 			}
 			return
@@ -190,7 +206,9 @@ func (w *way) drop(why string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.attempt != nil {
+		w.attempt.dropped = why
 		w.attempt.cancel()
+		w.attempt = nil
 	}
 	w.discard()
 	if why != "" {
