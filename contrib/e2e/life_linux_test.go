@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -247,4 +248,65 @@ func TestPlaneOutageInterruptsNothing(t *testing.T) { // R5, R19
 	begin := time.Now()
 	w.must("fleet", "wait", "box", "--for", "present", "--timeout", "30s")
 	t.Logf("heard again after %v", time.Since(begin))
+}
+
+// TestOutputThatNobodyReads closes the pipe that exec writes to, as head does.
+func TestOutputThatNobodyReads(t *testing.T) { // R34
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	w.install(h, "dana", "box")
+	for _, args := range [][]string{{"box"}, {"--all"}, {"--all", "--jsonl"}} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		c := w.cmd(ctx, "fleet", append(append([]string{"exec"}, args...), "--", "yes")...)
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said strings.Builder
+		c.Stdout, c.Stderr = write, &said
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		write.Close()
+		read.Read(make([]byte, 1))
+		read.Close()
+		c.Wait()
+		if c.ProcessState.ExitCode() != 141 || said.Len() > 0 {
+			t.Errorf("exec %s: %s, said %q", args, c.ProcessState, said.String())
+		}
+	}
+	w.poll("an end of the commands", func() error {
+		if r := w.run("fleet", "exec", "box", "--", "pgrep", "-x", "yes"); r.exit != 1 {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+
+	var s wire.Session
+	if err := json.Unmarshal([]byte(w.must("fleet", "exec", "--detach", "--json", "box", "--", "sh", "-c", "echo up; exec sleep 600")), &s); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c := w.cmd(ctx, "fleet", "attach", "box", s.ID)
+	var out lockedBuffer
+	c.Stdout = &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("output", func() error {
+		if !strings.Contains(out.String(), "up") {
+			return errors.New("none")
+		}
+		return nil
+	})
+	c.Process.Signal(syscall.SIGINT)
+	c.Wait()
+	if c.ProcessState.ExitCode() != 130 {
+		t.Errorf("an interrupted attach: %s", c.ProcessState)
+	}
+	if r := w.run("fleet", "kill", "box", s.ID); r.exit != 0 {
+		t.Error("an interrupted attach ended the session: ", r)
+	}
 }

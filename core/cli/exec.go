@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	ufcli "github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -29,7 +30,8 @@ func execCommand(reach Reach) *command.Command {
 		Help: `The words of CMD reach the program exactly as they are; no shell reads them.
 Standard input is /dev/null without -i. The exit code is the command's, 128 plus
 the number of the signal that ended it, or 255 when fleet itself could not do its
-part. The command goes on when the connection is lost.
+part. The command goes on when the connection is lost; it is ended (SIGTERM) when
+nobody reads its output any more, as in a pipe to head.
 
 On many machines each line of output begins with the machine's name, and the
 exit code is 3 when some failed. An interrupt goes to the command on every
@@ -92,11 +94,19 @@ func checkExec(c *command.Call, many bool) error {
 
 func execOn(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client, req wire.SessionRequest) (fanout.Outcome, error) {
 	if !o.Bool("detach") {
-		return remoteExit(attached(ctx, o, t, req.Stdin, req.PTY != nil, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+		return remoteExit(attached(ctx, o, t, streams{input: req.Stdin, pty: req.PTY != nil, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 			if req.PTY != nil {
 				req.PTY.Rows, req.PTY.Cols = at.Size.Rows, at.Size.Cols
 			}
-			_, exit, err := a.Run(ctx, req, at)
+			// While this is asked for, writing to a pipe that nobody reads is an
+			// error and does not end this process before it has ended the command.
+			broken := make(chan os.Signal, 1)
+			signal.Notify(broken, syscall.SIGPIPE)
+			defer signal.Stop(broken)
+			id, exit, err := a.Run(ctx, req, at)
+			if errors.Is(err, syscall.EPIPE) && id != "" {
+				return endUnread(ctx, a, id)
+			}
 			return exit, err
 		}))
 	}
@@ -108,6 +118,26 @@ func execOn(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client,
 		_, err := fmt.Fprintln(c.Stdout, s.ID)
 		return err
 	}}, nil
+}
+
+// unreadPatience bounds what ending a command whose output nobody reads takes.
+const unreadPatience = 10 * time.Second
+
+// endUnread ends a command whose output nobody reads, and ends as a local one
+// does. The signal is not SIGPIPE: many programs ignore that one and watch
+// their writes instead, which go on succeeding there.
+func endUnread(ctx context.Context, a *agentclient.Client, id string) (*frame.ExitStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, unreadPatience)
+	defer cancel()
+	if _, err := a.Signal(ctx, id, "TERM"); err != nil {
+		var refused *agentclient.Error
+		if !errors.As(err, &refused) { // refused: it ended by itself
+			return nil, fmt.Errorf("nobody reads the output, and session %s cannot be ended: %w", id, err)
+		}
+	}
+	var exit frame.ExitStatus
+	exit.Code = 128 + int(syscall.SIGPIPE)
+	return &exit, nil
 }
 
 func execRequest(c *command.Call) (*wire.SessionRequest, error) {
@@ -173,7 +203,7 @@ func shellCommand(reach Reach) *command.Command {
 		Min:  1, Max: 1, FailureExit: fault.ExecFailure,
 		Run: func(ctx context.Context, c *command.Call) error {
 			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
-				return attached(ctx, o, t, true, true, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+				return attached(ctx, o, t, streams{input: true, pty: true, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 					_, exit, err := a.Run(ctx, wire.SessionRequest{Shell: true, PTY: &wire.PTY{Term: c.Getenv("TERM"), Rows: at.Size.Rows, Cols: at.Size.Cols}}, at)
 					return exit, err
 				})
@@ -183,7 +213,7 @@ func shellCommand(reach Reach) *command.Command {
 
 func attachCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "attach", Group: groupReach, Args: "MACHINE SESSION", Summary: "follow a session, from its kept output on",
-		Help: "The output comes from the offset --from on, by default all that is kept. On a terminal, or with -i,\ninput is passed on, and Enter ~ . leaves the session running.",
+		Help: "The output comes from the offset --from on, by default all that is kept. On a terminal, or with -i,\ninput is passed on, and Enter ~ . leaves the session running. An interrupt ends the following and never the\nsession: fleet kill does that.",
 		Min:  2, Max: 2, FailureExit: fault.ExecFailure,
 		Flags: []ufcli.Flag{
 			&ufcli.Int64Flag{Name: "from", Usage: "begin at output offset `N`; -1 for what is to come"},
@@ -197,7 +227,7 @@ func attachCommand(reach Reach) *command.Command {
 				}
 				running := s.State == wire.SessionRunning
 				input := running && (c.Bool("i") || command.IsTerminal(c.Stdin))
-				return attached(ctx, o, t, input, running && s.PTY, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+				return attached(ctx, o, t, streams{input: input, pty: running && s.PTY}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 					exit, _, err := a.Attach(ctx, s.ID, c.Int64("from"), at)
 					return exit, err
 				})
@@ -205,14 +235,21 @@ func attachCommand(reach Reach) *command.Command {
 		}}
 }
 
+// streams is what of this process a session is connected with, besides output.
+type streams struct {
+	input   bool
+	pty     bool
+	signals bool // the first interrupt goes to the command
+}
+
 // attached connects this process's streams with a session and turns its end
-// into an exit code. The first interrupt goes to the command; a second one
-// ends the waiting, not the command.
-func attached(parent context.Context, o *fanout.One, t Target, input, pty bool, run func(context.Context, agentclient.Attachment) (*frame.ExitStatus, error)) error {
+// into an exit code. An interrupt that does not go to the command ends the
+// waiting, not the command.
+func attached(parent context.Context, o *fanout.One, t Target, with streams, run func(context.Context, agentclient.Attachment) (*frame.ExitStatus, error)) error {
 	c := o.Call
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
-	forward, stop := signals(cancel)
+	forward, stop := signals(with.signals, cancel)
 	defer stop()
 	if err := parent.Err(); err != nil {
 		return err // the interrupt came before there was a command to pass it on to
@@ -220,10 +257,10 @@ func attached(parent context.Context, o *fanout.One, t Target, input, pty bool, 
 	at := agentclient.Attachment{Stdout: o.Out, Stderr: o.Err, Signals: forward,
 		Notice: func(text string) { c.Notef("fleet: %s: %s", t.Name(), text) },
 		Lost:   func(from, to int64) { c.Notef("fleet: %d bytes of output are no longer kept", to-from) }}
-	if input {
+	if with.input {
 		at.Stdin = c.Stdin
 	}
-	if pty && command.IsTerminal(c.Stdin) {
+	if with.pty && command.IsTerminal(c.Stdin) {
 		restore, err := terminal(c, &at, cancel)
 		if err != nil {
 			return err
@@ -252,8 +289,8 @@ func attached(parent context.Context, o *fanout.One, t Target, input, pty bool, 
 	return nil
 }
 
-// signals passes the first interrupts on and cancels at the next.
-func signals(cancel context.CancelCauseFunc) (<-chan string, func()) {
+// signals passes the first interrupt on, if asked to, and cancels at the next.
+func signals(first bool, cancel context.CancelCauseFunc) (<-chan string, func()) {
 	got, out, done := make(chan os.Signal, 4), make(chan string, 4), make(chan struct{})
 	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	ended := make(chan struct{})
@@ -264,7 +301,7 @@ func signals(cancel context.CancelCauseFunc) (<-chan string, func()) {
 			case <-done:
 				return
 			case s := <-got:
-				if n > 0 {
+				if n > 0 || !first {
 					cancel(context.Canceled)
 					continue
 				}

@@ -191,7 +191,8 @@ func (a *App) run(ctx context.Context, args []string, std IO) int {
 	if err == nil {
 		return fault.OK
 	}
-	if ctx.Err() != nil && fault.Of(err).Code == fault.CodeFailure {
+	// What a command passes on as its exit code stands, interrupted or not.
+	if passed := (*Exit)(nil); ctx.Err() != nil && !asExit(err, &passed) && fault.Of(err).Code == fault.CodeFailure {
 		err = fault.New(fault.Interrupted, fault.CodeCanceled, "interrupted: %w", err)
 	}
 	return a.report(std, inv, err)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"syscall"
 	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
@@ -340,8 +341,8 @@ func (r *run) conclude(ctx context.Context) error {
 	defer r.mu.Unlock()
 	r.unmeter()
 	r.progress = false
-	if err := r.broken; err != nil {
-		return err
+	if r.broken != nil {
+		return unwritten(r.broken)
 	}
 	switch {
 	case r.call.Bool("jsonl"):
@@ -370,13 +371,22 @@ func (r *run) conclude(ctx context.Context) error {
 	}
 	switch {
 	case r.broken != nil:
-		return r.broken
+		return unwritten(r.broken)
 	case ctx.Err() != nil && r.sum.OK < len(r.results):
 		return ctx.Err()
 	case r.sum.Failed > 0:
 		return &command.Exit{Status: fault.Partial}
 	}
 	return nil
+}
+
+// unwritten is the error of output that could not be written: none in words
+// where nobody reads it, as in a pipe to head.
+func unwritten(err error) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return &command.Exit{Status: 128 + int(syscall.SIGPIPE)}
+	}
+	return err
 }
 
 func (r *run) summary() string {
