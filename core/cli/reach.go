@@ -181,7 +181,7 @@ func (t *linked) warn(text string) {
 	defer t.mu.Unlock()
 	if text != "" && !t.warned {
 		t.warned = true
-		fmt.Fprintf(t.stderr, "fleet: %s\n", text)
+		fmt.Fprintf(t.stderr, "fleet: %s\n", command.Clean(text))
 	}
 }
 

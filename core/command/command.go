@@ -144,9 +144,15 @@ func (c *Call) Print(doc any) error {
 	return enc.Encode(doc)
 }
 
-// Notef writes one line for a person to stderr.
+// Notef writes one line for a person to stderr. Machines, planes and SSH servers
+// have a say in many of them, so what would control a terminal is replaced; a
+// line may end as a terminal in raw mode wants it.
 func (c *Call) Notef(format string, args ...any) {
-	fmt.Fprintf(c.Stderr, format+"\n", args...)
+	lines := strings.Split(fmt.Sprintf(format, args...), "\r\n")
+	for i, l := range lines {
+		lines[i] = shown(l)
+	}
+	io.WriteString(c.Stderr, strings.Join(lines, "\r\n")+"\n")
 }
 
 // JSONFlags are --json and, for streams and lists, --jsonl.

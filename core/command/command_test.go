@@ -213,3 +213,12 @@ func TestGivenIsWhatTheCommandLineSays(t *testing.T) {
 		}
 	}
 }
+
+func TestNoteControlsNoTerminal(t *testing.T) {
+	var b strings.Builder
+	c := &Call{IO: IO{Stderr: &b}}
+	c.Notef("\r\nfleet: %s", "box: \x1b]0;title\a\rover\u202e")
+	if got, want := b.String(), "\r\nfleet: box: �]0;title��over�\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
