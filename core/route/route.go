@@ -33,6 +33,7 @@ import (
 	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
+	"fleet.example/fleet/core/sshlogin"
 	"fleet.example/fleet/plugins/sdk"
 )
 
@@ -82,7 +83,7 @@ const targetID = "target"
 func TargetOf(c *sshconfig.Chain) (sdk.Target, error) {
 	t := sdk.Target{Destination: c.Target.Alias}
 	first := c.First()
-	for i, hop := range append(c.Jumps[:len(c.Jumps):len(c.Jumps)], c.Target) {
+	for i, hop := range c.Hops() {
 		h := sdk.Hop{ID: targetID, Host: hop.HostName, Port: hop.Port, User: hop.User, ConnectTimeout: hop.ConnectTimeout}
 		if i == len(c.Jumps) {
 			t.Hop = h
@@ -232,14 +233,14 @@ func (h *host) explain(ctx context.Context, err error) error {
 		return err
 	case at == nil:
 		return err
-	case strings.Contains(reason, "Permission denied (") || strings.Contains(reason, "Too many authentication failures"):
+	case at.peer != nil && (strings.Contains(reason, "Permission denied (") || strings.Contains(reason, sshlogin.TooMany)):
 		return at.peer.Refused(reason)
 	}
 	if f := fault.Of(err); f != nil && strings.HasPrefix(f.Code, "plugin_") {
 		return err
 	}
 	f := fault.New(fault.Unreachable, "unreachable", "cannot reach %s: %s: %s", target, at, reason)
-	if strings.Contains(reason, "administratively prohibited") {
+	if at.peer != nil && strings.Contains(reason, "administratively prohibited") {
 		return f.WithHint("%s does not let connections through (AllowTcpForwarding, PermitOpen, or restrict in authorized_keys there)", at.peer.Config)
 	}
 	return f

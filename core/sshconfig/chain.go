@@ -29,6 +29,11 @@ func (c *Chain) First() *Config {
 	return c.Target
 }
 
+// Hops are the jump hosts, nearest first, and then the destination.
+func (c *Chain) Hops() []*Config {
+	return append(c.Jumps[:len(c.Jumps):len(c.Jumps)], c.Target)
+}
+
 // maxJumps bounds how many jumps a chain has.
 const maxJumps = 16
 
