@@ -43,7 +43,7 @@ func (e *Env) connect(ctx context.Context, host string, flags sshconfig.Flags, b
 	if err != nil {
 		return nil, err
 	}
-	for _, hop := range append(chain.Jumps[:len(chain.Jumps):len(chain.Jumps)], chain.Target) {
+	for _, hop := range chain.Hops() {
 		for _, line := range hop.Explain() {
 			e.Notef("%s", line)
 		}
@@ -79,7 +79,7 @@ func (c Confirmation) check(chain *sshconfig.Chain) error {
 		return err
 	}
 	var hops [][]string
-	for _, hop := range append(chain.Jumps[:len(chain.Jumps):len(chain.Jumps)], chain.Target) {
+	for _, hop := range chain.Hops() {
 		hops = append(hops, sshconn.Names(hop))
 	}
 	return hostkey.CheckHops(given, hops)

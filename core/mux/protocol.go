@@ -90,7 +90,7 @@ func (b Build) Supersedes(old Build) bool { return b.Program > old.Program }
 func KeyOf(c *sshconfig.Chain) (string, error) {
 	h := sha256.New()
 	enc := json.NewEncoder(h)
-	for _, hop := range append(c.Jumps[:len(c.Jumps):len(c.Jumps)], c.Target) {
+	for _, hop := range c.Hops() {
 		if err := enc.Encode(hop); err != nil {
 			return "", err
 		}

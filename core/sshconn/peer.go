@@ -127,7 +127,7 @@ func PlacesOf(c *sshconfig.Chain) []hostkey.Place {
 	if c.First().ProxyCommand != "" {
 		before = append(before, viaCommand)
 	}
-	for _, hop := range append(c.Jumps[:len(c.Jumps):len(c.Jumps)], c.Target) {
+	for _, hop := range c.Hops() {
 		places = append(places, hostkey.Place{Name: hop.HostKeyName(), Chain: strings.Join(before, ",")})
 		before = append(before, hop.HostKeyName())
 	}
