@@ -30,8 +30,6 @@ import (
 	"fleet.example/fleet/core/wire"
 )
 
-var errPeer = errors.New("cannot tell whose connection this is")
-
 // Agent is what the sockets ask of the agent.
 type Agent interface {
 	Identity() wire.Identity

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"fleet.example/fleet/agentd/locate"
+	"fleet.example/fleet/core/peer"
 )
 
 // maxSockPath is what sun_path holds on every system, without its final zero.
@@ -73,8 +74,7 @@ func (g *guarded) Accept() (net.Conn, error) {
 			<-g.slots
 			return nil, err
 		}
-		uid, err := peerUID(c)
-		if err == nil && (uid == os.Getuid() || uid == 0) {
+		if peer.Own(c) {
 			return &slotConn{UnixConn: c, free: func() { <-g.slots }}, nil
 		}
 		c.Close()

@@ -17,6 +17,7 @@ import (
 	"os"
 	"time"
 
+	"fleet.example/fleet/core/peer"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -111,8 +112,7 @@ func (c *checked) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		uid, err := peerUID(conn.(*net.UnixConn))
-		if err == nil && (uid == os.Geteuid() || uid == 0) {
+		if peer.Own(conn.(*net.UnixConn)) {
 			return conn, nil
 		}
 		conn.Close()
