@@ -1,7 +1,8 @@
 // Package firstparty is the one binary behind the names of all of fleet's own
 // plugins. They share the gRPC runtime, so one file with links costs a fraction
 // of a file each. Every one of them is a plugin like any vendor's: it knows the
-// SDK and nothing of the rest of fleet.
+// SDK and nothing of the rest of fleet, but for proxyjump, which logs in as
+// core/sshlogin says.
 //
 // Under its own name, fleet-plugins, the binary helps the build: it lists the
 // plugins, makes the links and writes the lock.
