@@ -141,12 +141,11 @@ func removeSocket(path string, own os.FileInfo) bool {
 
 // programBuild is this program as its clients see it.
 func programBuild(b Build) mux.Build {
-	m := mux.Build{Version: b.Version}
+	var m mux.Build
 	if self, err := os.Executable(); err == nil {
-		if st, err := os.Stat(self); err == nil {
-			m.Program = st.ModTime().UnixNano()
-		}
+		m = mux.BuildOf(self)
 	}
+	m.Version = b.Version
 	return m
 }
 

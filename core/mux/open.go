@@ -52,18 +52,10 @@ func (o Options) Socket() string {
 // server is started, and by a server that takes its socket away.
 func LockOf(socket string) string { return strings.TrimSuffix(socket, ".sock") + ".lock" }
 
-func (o Options) build() Build {
-	b := Build{}
-	if st, err := os.Stat(o.Program); err == nil {
-		b.Program = st.ModTime().UnixNano()
-	}
-	return b
-}
-
 // Open returns the server: the shared one that runs, else a new shared one if
 // it may be started, else one of this process's own.
 func Open(ctx context.Context, o Options) (*Server, error) {
-	s := &Server{build: o.build(), note: o.Note}
+	s := &Server{build: BuildOf(o.Program), note: o.Note}
 	if o.Private {
 		return s, s.startPrivate(ctx, o)
 	}
@@ -101,7 +93,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 
 // Running connects to the shared server if there is one; nil if there is none.
 func Running(ctx context.Context, o Options) (*Server, error) {
-	s := &Server{build: o.build(), socket: o.Socket()}
+	s := &Server{build: BuildOf(o.Program), socket: o.Socket()}
 	conn, err := connect(ctx, s.socket)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, nil
@@ -275,13 +267,4 @@ func (p *private) close() error {
 		}
 	})
 	return nil
-}
-
-// Executable finds fleet-host.
-func Executable() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("cannot find fleet's own directory: %w", err)
-	}
-	return hostProgram(self)
 }

@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,6 +9,15 @@ import (
 
 	"fleet.example/fleet/core/fault"
 )
+
+// Executable finds fleet-host.
+func Executable() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("cannot find fleet's own directory: %w", err)
+	}
+	return hostProgram(self)
+}
 
 // hostProgram finds fleet-host beside the executable, or where a package puts it.
 func hostProgram(self string) (string, error) {
@@ -22,6 +32,16 @@ func hostProgram(self string) (string, error) {
 	}
 	return "", fault.New(fault.Failure, "no_fleet_host", "cannot find fleet-host: neither %s nor %s is there", places[0], places[1]).
 		WithHint("install fleet's programs into one directory")
+}
+
+// BuildOf tells which fleet-host a program is. One that is not there is older
+// than any other.
+func BuildOf(program string) Build {
+	st, err := os.Stat(program)
+	if err != nil {
+		return Build{}
+	}
+	return Build{Program: st.ModTime().UnixNano()}
 }
 
 // detach gives the command a process group of its own.

@@ -35,6 +35,14 @@ func (a *asker) answer(m mux.Answer) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.done = true
+	return a.write(m)
+}
+
+// write sends a message to a client that takes it in time. The caller holds
+// a.mu.
+func (a *asker) write(m mux.Answer) error {
+	a.conn.SetWriteDeadline(time.Now().Add(messageTimeout))
+	defer a.conn.SetWriteDeadline(time.Time{})
 	return mux.WriteMessage(a.conn, m)
 }
 
@@ -44,21 +52,19 @@ func (a *asker) note(format string, args ...any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.hello.Verbose && !a.done {
-		a.conn.SetWriteDeadline(time.Now().Add(helloTimeout))
-		mux.WriteMessage(a.conn, mux.Answer{Note: fmt.Sprintf(format, args...)})
-		a.conn.SetWriteDeadline(time.Time{})
+		a.write(mux.Answer{Note: fmt.Sprintf(format, args...)})
 	}
 }
 
 // route asks the client for the resolved way.
 func (a *asker) route() (*sshconfig.Chain, error) {
 	a.mu.Lock()
-	err := mux.WriteMessage(a.conn, mux.Answer{Need: true})
+	err := a.write(mux.Answer{Need: true})
 	a.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	a.conn.SetReadDeadline(time.Now().Add(helloTimeout))
+	a.conn.SetReadDeadline(time.Now().Add(messageTimeout))
 	defer a.conn.SetReadDeadline(time.Time{})
 	var c sshconfig.Chain
 	if err := mux.ReadMessage(a.conn, &c); err != nil {

@@ -14,6 +14,9 @@
 //   - Tokens are in memory only and go with the connection (R31).
 //   - A connection whose pins changed, or whose person logged out, is closed.
 //   - Everything that waits has a deadline, everything that is kept a bound.
+//
+// It must not know how a host is dialled, what is pinned, nor where its socket
+// stands: Config has what it is given of these.
 package muxserver
 
 import (
@@ -54,7 +57,8 @@ type Config struct {
 }
 
 const (
-	helloTimeout = 10 * time.Second
+	// messageTimeout bounds how long one message may take, either way.
+	messageTimeout = 10 * time.Second
 	// acceptAgain is the time between two tries to accept a client when the
 	// first failed.
 	acceptAgain = 50 * time.Millisecond
@@ -204,7 +208,7 @@ func (s *Server) retire() bool {
 
 // client serves one client.
 func (s *Server) client(ctx context.Context, c net.Conn) {
-	c.SetDeadline(time.Now().Add(helloTimeout))
+	c.SetDeadline(time.Now().Add(messageTimeout))
 	var h mux.Hello
 	if err := mux.ReadMessage(c, &h); err != nil {
 		if errors.Is(err, mux.ErrMalformed) {

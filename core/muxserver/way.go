@@ -1,9 +1,11 @@
 package muxserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,8 +23,9 @@ const dialTimeout = 3 * time.Minute
 
 // way is one connection, over as many dials as it takes.
 type way struct {
-	key  string
-	host string // as a person wrote it
+	server *Server
+	key    string
+	host   string // as a person wrote it
 
 	mu      sync.Mutex
 	route   *sshconfig.Chain // nil until a client has given it
@@ -60,7 +63,7 @@ func (s *Server) way(h mux.Hello) (*way, error) {
 			return nil, fault.New(fault.Refused, "mux_full", "%d connections are open, which is the most that are shared", maxWays).WithHint("--no-mux goes without; fleet mux stop ends them")
 		}
 		now := time.Now()
-		w = &way{key: h.Key, host: h.Host, since: now, used: now, agents: map[agentKey]*agent{}}
+		w = &way{server: s, key: h.Key, host: h.Host, since: now, used: now, agents: map[agentKey]*agent{}}
 		s.ways[h.Key] = w
 	}
 	w.mu.Lock()
@@ -197,7 +200,7 @@ func (w *way) discard() {
 		conn := w.conn
 		w.conn, w.dead, w.since = nil, nil, time.Now()
 		w.agents = map[agentKey]*agent{}
-		go conn.Close() // waits for its keepalive, which ends at once
+		w.server.wg.Go(func() { conn.Close() }) // waits for the end of what the connection goes through
 	}
 }
 
@@ -248,29 +251,16 @@ func (s *Server) forget(plane string) {
 	}
 }
 
-// list returns the ways by key. The caller holds s.mu.
+// list returns the ways in the order of their hosts. The caller holds s.mu.
 func (s *Server) list() []*way {
 	out := make([]*way, 0, len(s.ways))
 	for _, w := range s.ways {
 		out = append(out, w)
 	}
 	slices.SortFunc(out, func(a, b *way) int {
-		if a.host != b.host {
-			return compare(a.host, b.host)
-		}
-		return compare(a.key, b.key)
+		return cmp.Or(strings.Compare(a.host, b.host), strings.Compare(a.key, b.key))
 	})
 	return out
-}
-
-func compare(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // status says what is open.
