@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -40,6 +41,9 @@ func TestSessionKeepsStreamsApartAndReturnsTheExit(t *testing.T) { // R34
 		{argv: []string{"sh", "-c", "kill -TERM $$"}, code: 143, signal: "TERM"},
 		{argv: []string{"true"}},
 		{argv: []string{"printf", "%s|", "a b", "", "*", "$HOME"}, out: "a b||*|$HOME|"},
+		{argv: []string{"printf", "%s", "\xff\xe4\x80"}, out: "\xff\xe4\x80"},
+		{argv: []string{"sh", "-c", `printf %s "${#1}"`, "sh", strings.Repeat("<", 120_000)}, out: "120000"},
+		{argv: append([]string{"sh", "-c", `printf %s "$#"`, "sh"}, slices.Repeat([]string{strings.Repeat("<", 100_000)}, 10)...), out: "10"},
 		{argv: []string{"no-such-program"}, code: 127},
 		{argv: []string{"/etc/passwd"}, code: 126},
 	} {
@@ -50,7 +54,7 @@ func TestSessionKeepsStreamsApartAndReturnsTheExit(t *testing.T) { // R34
 		}
 		id, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: x.argv}, a)
 		if err != nil {
-			t.Fatalf("%v: %v", x.argv, err)
+			t.Fatalf("%.80v: %.200v", x.argv, err)
 		}
 		if exit.Code != x.code || exit.Signal != x.signal || out.String() != x.out || errOut.String() != x.errOut || exit.Gone {
 			t.Errorf("%v: exit %+v, %d bytes out, stderr %q", x.argv, exit, out.Len(), errOut.String())

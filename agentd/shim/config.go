@@ -73,15 +73,39 @@ type Config struct {
 	Dir    string    `json:"dir"`    // the session's directory
 	Socket string    `json:"socket"` // where to listen
 	Token  string    `json:"token"`  // what a Hello must carry
-	Argv   []string  `json:"argv"`
+	Argv   words     `json:"argv"`
 	Path   string    `json:"path,omitempty"` // the program, when argv[0] is not its name
-	Env    []string  `json:"env"`
+	Env    words     `json:"env"`
 	Cwd    string    `json:"cwd"`
 	Umask  int       `json:"umask"`
 	Stdin  bool      `json:"stdin"`
 	PTY    *wire.PTY `json:"pty,omitempty"`
 	Limit  int64     `json:"limit"`
 	Drop   bool      `json:"drop"` // drop the oldest output at the limit; else the command waits
+}
+
+// words are a command's, byte for byte: in base64, since a JSON string holds
+// UTF-8 only, and may take six bytes for one.
+type words []string
+
+func (w words) MarshalJSON() ([]byte, error) {
+	b := make([][]byte, len(w))
+	for i, s := range w {
+		b[i] = []byte(s)
+	}
+	return json.Marshal(b)
+}
+
+func (w *words) UnmarshalJSON(b []byte) error {
+	var list [][]byte
+	if err := json.Unmarshal(b, &list); err != nil {
+		return err
+	}
+	*w = make(words, len(list))
+	for i, s := range list {
+		(*w)[i] = string(s)
+	}
+	return nil
 }
 
 // Exit is DIR/exit.
