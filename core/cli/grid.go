@@ -2,6 +2,7 @@ package cli
 
 import (
 	"io"
+	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -17,15 +18,18 @@ type screen struct {
 	colour bool
 }
 
-// tableWidth is the width of a table that goes to no terminal, and of the
-// narrowest terminal that tables are made for.
+// tableWidth is the width of the narrowest terminal that tables are made for.
 const tableWidth = 80
 
+// anyWidth is the width of what goes to no terminal: who looks for a word in it
+// must find it whole.
+const anyWidth = math.MaxInt
+
 func screenOf(c *command.Call) screen {
-	s := screen{w: c.Stdout, width: tableWidth}
 	if !command.IsTerminal(c.Stdout) {
-		return s
+		return screen{w: c.Stdout, width: anyWidth}
 	}
+	s := screen{w: c.Stdout, width: tableWidth}
 	s.colour = c.Getenv("NO_COLOR") == "" && c.Getenv("TERM") != "dumb"
 	if f, ok := c.Stdout.(interface{ Fd() uintptr }); ok {
 		if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > tableWidth {

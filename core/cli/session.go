@@ -42,7 +42,7 @@ type versionDoc struct {
 }
 
 func versionCommand(version string) *command.Command {
-	return &command.Command{Name: "version", Group: groupTools, Summary: "show which fleet this is", Flags: command.JSONFlags(false),
+	return &command.Command{Name: "version", Group: groupTools, Summary: "show which fleet this is", Flags: command.JSONFlags(false), NoConfig: true,
 		Run: func(_ context.Context, c *command.Call) error {
 			if c.WantsJSON() {
 				return c.Print(versionDoc{wire.SchemaVersion, version, runtime.Version(), runtime.GOOS, runtime.GOARCH})

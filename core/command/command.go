@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 	"unicode"
@@ -77,6 +78,9 @@ type Command struct {
 	// Raw replaces Run for a command whose arguments another program parses.
 	// It gets all that follows the command's name.
 	Raw func(ctx context.Context, io IO, args []string) int
+	// NoConfig is for a command that answers also where the configuration is
+	// broken: it is not read.
+	NoConfig bool
 	// FailureExit, where not 0, is the exit code of every failure of the
 	// command's own, as ssh's 255.
 	FailureExit int
@@ -285,7 +289,7 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 		return fault.Usagef("the command to run is missing").WithHint("usage: %s", a.usageLine(inv))
 	}
 	var config map[string]string
-	if a.Config != nil {
+	if a.Config != nil && !leaf.NoConfig {
 		var err error
 		if config, err = a.Config(); err != nil {
 			return err
@@ -295,12 +299,14 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 	app := &cli.App{
 		Name: a.Name, HideHelp: true, HideVersion: true,
 		DisableSliceFlagSeparator: true,
-		Writer:                    std.Stdout, ErrWriter: std.Stderr,
+		// What is said of a wrong call is said by report; the library would print
+		// a help of its own first.
+		Writer: io.Discard, ErrWriter: io.Discard,
 		Reader:         std.Stdin,
 		Flags:          inv.flags,
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-			return fault.Usagef("%s", err).WithHint("usage: %s", a.usageLine(inv))
+			return fault.Usagef("%s", misuse(err)).WithHint("usage: %s", a.usageLine(inv))
 		},
 		Action: func(cc *cli.Context) error {
 			call := &Call{Context: cc, IO: std, Args: inv.args, Rest: inv.rest, Usage: a.usageLine(inv), config: map[string]bool{}}
@@ -322,9 +328,46 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 		if errors.As(err, &f) {
 			return err
 		}
-		return fault.Usagef("%s", err).WithHint("usage: %s", a.usageLine(inv))
+		return fault.Usagef("%s", misuse(err)).WithHint("usage: %s", a.usageLine(inv))
 	}
 	return ran
+}
+
+// misuse says what the command library found wrong in the words that flags and
+// variables have here.
+func misuse(err error) string {
+	dashed := func(name string) string {
+		if len(name) == 1 {
+			return "-" + name
+		}
+		return "--" + name
+	}
+	// Compiled here: a command that is called right pays nothing for them.
+	badValue := regexp.MustCompile(`^invalid value (".*") for flag -([^ :]+): (.*)$`)
+	badVariable := regexp.MustCompile(`^could not parse (".*") as \w+ value from environment variable "(\w+)" for flag`)
+	missing := regexp.MustCompile(`^Required flags? "(.*)" not set$`)
+	text := err.Error()
+	if m := badValue.FindStringSubmatch(text); m != nil {
+		if m[3] == "parse error" || strings.HasPrefix(m[3], "strconv.") {
+			return fmt.Sprintf("%s does not take %s", dashed(m[2]), m[1])
+		}
+		return fmt.Sprintf("%s: %s", dashed(m[2]), m[3])
+	}
+	if m := badVariable.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("%s does not take %s", m[2], m[1])
+	}
+	if m := missing.FindStringSubmatch(text); m != nil {
+		names := strings.Split(m[1], ", ")
+		for i := range names {
+			names[i] = dashed(names[i])
+		}
+		verb := "is"
+		if len(names) > 1 {
+			verb = "are"
+		}
+		return strings.Join(names, ", ") + " " + verb + " missing"
+	}
+	return text
 }
 
 func countWords(n int, c *Command) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -220,5 +221,27 @@ func TestNoteControlsNoTerminal(t *testing.T) {
 	c.Notef("\r\nfleet: %s", "box: \x1b]0;title\a\rover\u202e")
 	if got, want := b.String(), "\r\nfleet: box: �]0;title��over�\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestMisuseIsSaidInOneLine(t *testing.T) {
+	app := &App{Name: "t", Commands: []*Command{{Name: "do", Summary: "do it", Max: 0,
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "n"}, &cli.IntFlag{Name: "many"}, &cli.StringFlag{Name: "key", Required: true},
+			&cli.BoolFlag{Name: "quiet", EnvVars: []string{"T_QUIET"}},
+		},
+		Run: func(context.Context, *Call) error { return nil }}}}
+	for _, c := range []struct{ args, quiet, want string }{
+		{"do", "", "t: --key is missing\nhint: usage: t do\n"},
+		{"do --key k -n x", "", "t: -n does not take \"x\"\nhint: usage: t do\n"},
+		{"do --key k --many x", "", "t: --many does not take \"x\"\nhint: usage: t do\n"},
+		{"do --key k", "maybe", "t: T_QUIET does not take \"maybe\"\nhint: usage: t do\n"},
+	} {
+		t.Setenv("T_QUIET", c.quiet)
+		var out, errOut strings.Builder
+		code := app.Main(append([]string{"t"}, strings.Fields(c.args)...), IO{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errOut, Getenv: os.Getenv})
+		if code != fault.Usage || out.String() != "" || errOut.String() != c.want {
+			t.Errorf("%s: %d, %q, %q", c.args, code, out.String(), errOut.String())
+		}
 	}
 }
