@@ -13,12 +13,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/hashicorp/go-hclog"
 
 	"fleet.example/fleet/core/durable"
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/addrfree"
 	"fleet.example/fleet/planed/admin"
@@ -157,7 +159,11 @@ func (s *server) listen() error {
 	}
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {
-		return fmt.Errorf("cannot listen: %w", err)
+		err = fmt.Errorf("cannot listen: %w", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return fault.New(fault.Failure, "address_in_use", "%w", err).WithHint("another program has it; --listen ADDRESS:PORT names another")
+		}
+		return err
 	}
 	s.listeners = append(s.listeners, s.guard.listen(l))
 

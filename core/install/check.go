@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"fleet.example/fleet/core/fault"
@@ -131,7 +133,23 @@ func (r *run) match(ctx context.Context) (bool, string, error) {
 	err = r.Links.SaveLink(ctx, state.Link{Machine: row.ID, Name: row.Name, Host: r.o.Host, SSHArgs: r.o.SSH.Args(),
 		Account: r.facts.User, DataDir: r.dirs.Data, Runtime: r.dirs.Runtime, Scope: r.scope, Manager: r.managerName(),
 		Artifact: r.runs, Last: "ok", At: time.Now().UTC().Format(time.RFC3339), Audience: id.OrderAudience})
-	return false, row.Name, err
+	return false, row.Name + r.keptWords(row), err
+}
+
+// keptWords says that a name or labels that were asked for are not what the
+// row has: they are taken when a machine is admitted, and persons change them
+// from then on.
+func (r *run) keptWords(row wire.Machine) string {
+	words := ""
+	if r.o.Name != "" && r.o.Name != row.Name {
+		words = fmt.Sprintf("; admitted before, so its name stays: fleet rename %s %s", row.ID, r.o.Name)
+	}
+	for _, k := range slices.Sorted(maps.Keys(r.o.Labels)) {
+		if v := r.o.Labels[k]; row.Labels[k] != v {
+			return words + fmt.Sprintf("; admitted before, so its labels stay: fleet label %s %s=%s", row.ID, k, v)
+		}
+	}
+	return words
 }
 
 // Match is the three-way match: the account that SSH authenticated, on the
