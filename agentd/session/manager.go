@@ -18,13 +18,11 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"sort"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -32,7 +30,6 @@ import (
 	"fleet.example/fleet/agentd/account"
 	"fleet.example/fleet/agentd/shim"
 	"fleet.example/fleet/core/durable"
-	"fleet.example/fleet/core/frame"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
@@ -53,7 +50,8 @@ const (
 	keepBytes = 512 << 20
 )
 
-// Manager starts and finds the sessions of one data directory.
+// Manager starts and finds the sessions of one data directory. Its methods may
+// be used from several goroutines.
 type Manager struct {
 	Dir     string // DATA/sessions
 	Run     string // the runtime directory, where shims listen
@@ -306,7 +304,8 @@ func (m *Manager) load(id string) (*record, error) {
 	return &r, nil
 }
 
-// Get describes one session.
+// Get describes one session. ErrNotFound is in the chain of its error where
+// there is none.
 func (m *Manager) Get(ctx context.Context, id string) (*wire.Session, error) {
 	r, err := m.load(id)
 	if err != nil {
@@ -406,111 +405,4 @@ func (m *Manager) runningBeside(starting map[string]bool) int {
 		}
 	}
 	return n
-}
-
-// dial connects to a session's shim and says Hello. A shim whose socket was
-// removed under it is asked to make it again.
-func (m *Manager) dial(ctx context.Context, r *record) (net.Conn, error) {
-	d := net.Dialer{Timeout: askTimeout}
-	nc, err := d.DialContext(ctx, "unix", r.Socket)
-	dir := filepath.Join(m.Dir, r.ID)
-	if errors.Is(err, fs.ErrNotExist) && shim.Look(dir) == shim.Alive {
-		if pid, perr := shim.PID(dir); perr == nil && pid > 1 && shim.Look(dir) == shim.Alive {
-			syscall.Kill(pid, syscall.SIGHUP) // the lock's holder, so no other process
-		}
-		for try := 0; try < 50 && errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil; try++ {
-			time.Sleep(20 * time.Millisecond)
-			nc, err = d.DialContext(ctx, "unix", r.Socket)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	nc.SetWriteDeadline(time.Now().Add(askTimeout))
-	if _, err := nc.Write(frame.Append(nil, frame.Hello, []byte(r.Token))); err != nil {
-		nc.Close()
-		return nil, err
-	}
-	nc.SetWriteDeadline(time.Time{})
-	return nc, nil
-}
-
-// ask sends one request to a shim and returns its answer.
-func (m *Manager) ask(ctx context.Context, r *record, t frame.Type, payload []byte) (frame.Type, []byte, error) {
-	nc, err := m.dial(ctx, r)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer nc.Close()
-	nc.SetDeadline(time.Now().Add(askTimeout))
-	if _, err := nc.Write(frame.Append(nil, t, payload)); err != nil {
-		return 0, nil, err
-	}
-	return frame.NewReader(nc).Next()
-}
-
-func (m *Manager) query(ctx context.Context, r *record) (*frame.InfoAnswer, error) {
-	t, p, err := m.ask(ctx, r, frame.Query, nil)
-	if err != nil {
-		return nil, err
-	}
-	var info frame.InfoAnswer
-	if t != frame.Info {
-		return nil, frame.ErrMalformed
-	}
-	return &info, frame.ParseJSON(p, &info)
-}
-
-// Signal sends a signal to the session's process group.
-func (m *Manager) Signal(ctx context.Context, id, name string) error {
-	r, err := m.load(id)
-	if err != nil {
-		return err
-	}
-	t, p, err := m.ask(ctx, r, frame.Signal, []byte(name))
-	if err != nil {
-		switch shim.Look(filepath.Join(m.Dir, id)) {
-		case shim.Gone:
-			return ErrEnded
-		case shim.Unclear:
-			return ErrUnclear
-		}
-		return fmt.Errorf("cannot reach session host: %w", err)
-	}
-	if t == frame.Done {
-		return nil
-	}
-	var e frame.ErrorDetail
-	if err := frame.ParseJSON(p, &e); err != nil {
-		return err
-	}
-	if e.Code == wire.CodeConflict {
-		return ErrEnded
-	}
-	return fmt.Errorf("%w: %s", ErrBadSignal, e.Message)
-}
-
-// Stream is a connection to a session's shim, or, when the shim is gone, nil:
-// then Replay serves what is on disk.
-func (m *Manager) Stream(ctx context.Context, id string) (net.Conn, error) {
-	r, err := m.load(id)
-	if err != nil {
-		return nil, err
-	}
-	nc, err := m.dial(ctx, r)
-	if err == nil {
-		return nc, nil
-	}
-	switch shim.Look(filepath.Join(m.Dir, id)) {
-	case shim.Gone:
-		return nil, nil
-	case shim.Unclear:
-		return nil, ErrUnclear
-	}
-	return nil, fmt.Errorf("cannot reach session host: %w", err)
-}
-
-// Replay serves one client of a session whose shim is gone.
-func (m *Manager) Replay(nc net.Conn, r *frame.Reader, id string) error {
-	return shim.Replay(nc, r, id, filepath.Join(m.Dir, id))
 }
