@@ -2,6 +2,7 @@ package sshconfig
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"fleet.example/fleet/core/wire"
@@ -88,7 +89,7 @@ var honoured = map[string]bool{
 func (c *Config) NotHonoured() []Line {
 	var out []Line
 	for _, l := range c.dump.lines {
-		if honoured[l.Keyword] || contains(c.defaults.all(l.Keyword), l.Value) || isNone(l.Value) && !c.defaults.has(l.Keyword) {
+		if honoured[l.Keyword] || slices.Contains(c.defaults.all(l.Keyword), l.Value) || isNone(l.Value) && !c.defaults.has(l.Keyword) {
 			continue
 		}
 		out = append(out, l)

@@ -1,6 +1,9 @@
 package sshconfig
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Line is one line of what `ssh -G` prints: a keyword in lower case and its
 // value. Keywords that may stand in a configuration more than once have a line
@@ -31,7 +34,7 @@ func parseDump(out string) dump {
 func (d dump) without(keywords ...string) dump {
 	out := dump{values: map[string][]string{}}
 	for _, l := range d.lines {
-		if !contains(keywords, l.Keyword) {
+		if !slices.Contains(keywords, l.Keyword) {
 			out.lines = append(out.lines, l)
 			out.values[l.Keyword] = append(out.values[l.Keyword], l.Value)
 		}
@@ -88,13 +91,4 @@ func splitFiles(value string) []string {
 
 func startsFile(s string) bool {
 	return isNone(s) || s != "" && strings.ContainsRune("/~%", rune(s[0])) || strings.HasPrefix(s, "${")
-}
-
-func contains(list []string, s string) bool {
-	for _, l := range list {
-		if l == s {
-			return true
-		}
-	}
-	return false
 }

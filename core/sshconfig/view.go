@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -292,7 +293,7 @@ func matchIsPlain(criteria string) error {
 		case strings.HasPrefix(w, "#"):
 			return nil
 		case w == "all" || w == "canonical" || w == "final":
-		case contains([]string{"host", "originalhost", "user", "localuser", "tagged", "version", "sessiontype", "command"}, w):
+		case slices.Contains([]string{"host", "originalhost", "user", "localuser", "tagged", "version", "sessiontype", "command"}, w):
 			i++
 		default:
 			return errNotKept("it has a Match that is not known here")
