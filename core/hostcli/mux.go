@@ -189,7 +189,8 @@ func (e *env) stillTrusted(conn *sshconn.Conn, route *sshconfig.Chain, seen stri
 	return stamp + "\n" + said.String(), conn.StillPinned() && (seen == "" || said.String() == jumps)
 }
 
-// recordOutcome keeps with the link how the last dial ended, when that changed.
+// recordOutcome keeps with the link how the last dial ended, and when, but for
+// one that ended well again.
 func (e *env) recordOutcome(h mux.Hello, err error) {
 	p, perr := e.dirs.OpenPlane(h.Plane)
 	if perr != nil {
@@ -215,10 +216,11 @@ func (e *env) recordOutcome(h mux.Hello, err error) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if err := p.UpdateLink(ctx, l.Machine, func(l *state.Link) {
+		err := p.UpdateLink(ctx, l.Machine, func(l *state.Link) {
 			l.Last, l.At = last, time.Now().UTC().Format(time.RFC3339)
-		}); err != nil {
+		})
+		cancel()
+		if err != nil {
 			e.notef("%v", err)
 		}
 	}
