@@ -189,7 +189,7 @@ func (c *Catalog) judge(f Found, own, person lock.Lock) Found {
 		f.Entry = e
 	}
 	if err := runnable(f.Path); err != nil {
-		return refuse(CodeNotTaken, err.Error(), "a plugin and the directories above it belong to you or root and are writable by nobody else")
+		return refuse(CodeNotTaken, err.Error(), hintOurs)
 	}
 	if f.Entry.File == "" {
 		return refuse(CodeNotTaken, "not locked", "if you trust it, run: fleet plugin install "+f.Path)
@@ -220,6 +220,9 @@ func (c *Catalog) speaks(d sdk.Description) (code, why, hint string) {
 	}
 	return CodeTooOld, fmt.Sprintf("speaks %s, this fleet only %s", theirs, ours), "upgrade the plugin"
 }
+
+// hintOurs is what a file must be that may run.
+const hintOurs = "a plugin and the directories above it belong to you or root and are writable by nobody else"
 
 // runnable returns why a file must not be run, whatever it contains.
 func runnable(path string) error {

@@ -19,10 +19,8 @@ import (
 	"fleet.example/fleet/plugins/sdk"
 )
 
-// Schemas of the documents.
-const (
-	SchemaPlugins = "fleet.plugins/v1"
-)
+// SchemaPlugins names the document of a list.
+const SchemaPlugins = "fleet.plugins/v1"
 
 // ListDoc is fleet.plugins/v1, what `fleet plugin ls --json` prints.
 type ListDoc struct {
@@ -114,7 +112,7 @@ func (c *Catalog) describe(ctx context.Context, path, shown string) (sdk.Descrip
 	}
 	if err := runnable(path); err != nil {
 		return sdk.Description{}, "", c.problem(CodeNotTaken, shown, "", "is not taken: %s", err).
-			WithHint("a plugin and the directories above it belong to you or root and are writable by nobody else")
+			WithHint(hintOurs)
 	}
 	dir, err := c.newRunDir()
 	if err != nil {
