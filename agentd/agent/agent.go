@@ -95,7 +95,7 @@ type Agent struct {
 
 // order tells the main loop what to do.
 type order struct {
-	what   string // orderStop, orderStart, orderRestart, orderSignal
+	what   string // orderStop, orderStart or orderRestart
 	reason string
 }
 

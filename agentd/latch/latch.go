@@ -1,6 +1,8 @@
 // Package latch keeps the mark of an explicit stop (R29). It survives reboot,
 // login, install, update and rollback; only an explicit start removes it. The
 // service's unit looks at the same file, so that nothing starts agentd again.
+//
+// It knows nothing of what agentd does about it.
 package latch
 
 import (

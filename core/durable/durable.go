@@ -7,6 +7,8 @@
 // the only step that changes what the name shows. Before it, a crash leaves a
 // temporary file that Sweep removes; after it, only the directory's fsync is
 // left, and without it a power cut may bring the old content back whole.
+//
+// It knows nothing of what the files say.
 package durable
 
 import (

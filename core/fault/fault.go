@@ -2,6 +2,8 @@
 // for pipelines, a message and a hint for people, an exit code for scripts.
 // Any error may travel through the code; only the edge (Of) turns it into
 // words and a number.
+//
+// It knows nothing of what went wrong, nor of who prints it.
 package fault
 
 import (

@@ -7,6 +7,8 @@
 // type on the server is no alarm, and a changed key of the same type always is
 // one. No function here pins anything by itself; Set is called after a person
 // said yes.
+//
+// It knows nothing of connections, nor of how a person is asked.
 package hostkey
 
 import (

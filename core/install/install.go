@@ -22,6 +22,9 @@
 //     process being gone.
 //
 // Nothing but SSH's standard input carries the secret (R1).
+//
+// The package must not know command lines and terminals, nor how plugins are
+// found and started: Env has what it is given of these.
 package install
 
 import (

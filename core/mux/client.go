@@ -77,8 +77,8 @@ var errGone = errors.New("fleet-host ended")
 
 // Do sends a hello and returns the final answer, with the connection for
 // OpStream. A refusal comes back as the fault that the server had. A shared
-// server that is no longer there, or that makes way for a newer one, is
-// replaced, once.
+// server that has ended meanwhile, or that makes way for a newer one, is
+// replaced, at most twice.
 func (s *Server) Do(ctx context.Context, h Hello, route Route) (net.Conn, *Answer, error) {
 	h.Build, h.Verbose = s.build, s.note != nil
 	conn, err := s.dial(ctx)
@@ -160,7 +160,7 @@ func (s *Server) Call(ctx context.Context, h Hello) (*Answer, error) {
 }
 
 // AskAsIs is Call that a newer fleet, too, makes of a server without having it
-// give way.
+// give way. It is for a Server that is used for nothing else.
 func (s *Server) AskAsIs(ctx context.Context, h Hello) (*Answer, error) {
 	s.build, s.again = Build{}, nil
 	return s.Call(ctx, h)
