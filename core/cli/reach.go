@@ -98,7 +98,7 @@ func sayConfigured(c *command.Call, route *sshconfig.Chain) {
 	if !c.Bool("verbose") {
 		return
 	}
-	for _, hop := range append(route.Jumps[:len(route.Jumps):len(route.Jumps)], route.Target) {
+	for _, hop := range route.Hops() {
 		for _, line := range hop.Explain() {
 			c.Notef("%s", command.Clean(line))
 		}
