@@ -4,6 +4,7 @@
 package locate
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 
 	"fleet.example/fleet/agentd/account"
 	"fleet.example/fleet/core/durable"
@@ -31,9 +33,14 @@ func Local(a account.Account, getenv func(string) string) place.Facts {
 	return f
 }
 
+// ioregTimeout is generous: without the id the data directory is another one.
+const ioregTimeout = 30 * time.Second
+
 func machineID() string {
 	if runtime.GOOS == "darwin" {
-		out, err := exec.Command("ioreg", "-rd1", "-c", "IOPlatformExpertDevice").Output()
+		ctx, cancel := context.WithTimeout(context.Background(), ioregTimeout)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "ioreg", "-rd1", "-c", "IOPlatformExpertDevice").Output()
 		if _, rest, ok := strings.Cut(string(out), `"IOPlatformUUID" = "`); err == nil && ok {
 			id, _, _ := strings.Cut(rest, `"`)
 			return id

@@ -208,7 +208,9 @@ func describeVendor(ctx context.Context, path, platform string) (d sdk.Descripti
 		if err != nil {
 			return d, err
 		}
-		if b, err = exec.CommandContext(ctx, abs, "describe").Output(); err != nil {
+		cmd := exec.CommandContext(ctx, abs, "describe")
+		cmd.WaitDelay = time.Second // what it started may hold its output
+		if b, err = cmd.Output(); err != nil {
 			return d, fmt.Errorf("cannot ask %s what it is: %w", path, err)
 		}
 	} else if b, err = os.ReadFile(path + ".describe.json"); err != nil {
