@@ -75,6 +75,11 @@ func (h *Host) makeDisk(ctx context.Context) error {
 	if err := h.writeServer(ctx); err != nil {
 		return fmt.Errorf("cannot set up ssh server: %w", err)
 	}
+	if h.spec.NoSystemd {
+		if err := h.writeInit(); err != nil {
+			return fmt.Errorf("cannot do without systemd: %w", err)
+		}
+	}
 	for _, a := range h.spec.Accounts {
 		if err := h.makeAccount(a); err != nil {
 			return fmt.Errorf("cannot make account %s: %w", a.Name, err)
@@ -94,7 +99,7 @@ func (h *Host) writeSystem() error {
 	files := map[string]string{
 		"etc/machine-id":  hex.EncodeToString(id) + "\n",
 		"etc/hostname":    h.spec.Name + "\n",
-		"etc/hosts":       "127.0.0.1 localhost\n" + h.Addr() + " " + h.spec.Name + "\n" + h.lab.PlaneAddr() + " plane\n",
+		"etc/hosts":       "127.0.0.1 localhost\n" + h.Addr() + " " + h.spec.Name + "\n" + h.planeAddr() + " plane\n",
 		"etc/resolv.conf": "",
 		"etc/fstab":       "",
 		// Without these two, systemd takes the disk for one that was just updated and spends seconds on it.
@@ -223,7 +228,21 @@ func (h *Host) makeAccount(a Account) error {
 	if err := os.WriteFile(authorized, []byte(strings.Join(keys, "\n")+"\n"), 0o600); err != nil {
 		return err
 	}
-	for _, path := range []string{ssh, authorized} {
+	own := []string{ssh, authorized}
+	for name, text := range a.Files {
+		path := filepath.Join(home, name)
+		for dir := filepath.Dir(path); dir != home; dir = filepath.Dir(dir) {
+			own = append(own, dir)
+		}
+		own = append(own, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, path := range own {
 		if err := os.Chown(path, a.UID, a.UID); err != nil {
 			return err
 		}

@@ -62,7 +62,11 @@ func (l *Lab) Host(ctx context.Context, spec HostSpec) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.connectHost(ctx, h.n); err != nil {
+	connect := l.connectHost
+	if spec.IPv6Only {
+		connect = l.connectHost6
+	}
+	if err := connect(ctx, h.n); err != nil {
 		return nil, fmt.Errorf("cannot connect host %s: %w", spec.Name, err)
 	}
 	if err := h.allow(ctx); err != nil {
@@ -130,7 +134,12 @@ func (h *Host) allow(ctx context.Context) error {
 func (h *Host) Name() string { return h.spec.Name }
 
 // Addr is the host's address. Its SSH server listens there, on port 22 unless SSHDConfig says otherwise.
-func (h *Host) Addr() string { return hostAddr(h.lab.id, h.n) }
+func (h *Host) Addr() string {
+	if h.spec.IPv6Only {
+		return hostAddr6(h.lab.id, h.n)
+	}
+	return hostAddr(h.lab.id, h.n)
+}
 
 // Accounts are the host's accounts, with all defaults filled in.
 func (h *Host) Accounts() []Account { return slices.Clone(h.spec.Accounts) }
@@ -292,7 +301,12 @@ func (h *Host) runOnce(b *boot) (int, error) {
 		"--resolv-conf=off", "--timezone=off", "--console=pipe",
 		"--machine="+fmt.Sprintf("%s-%s", h.lab.linkName(), h.spec.Name), "--hostname="+h.spec.Name,
 		"--network-namespace-path="+h.lab.namespace(fmt.Sprintf("h%d", h.n)),
-		"-D", h.root(), "-b")
+		"-D", h.root())
+	if h.spec.NoSystemd {
+		cmd.Args = append(cmd.Args, "/"+initPath, "init")
+	} else {
+		cmd.Args = append(cmd.Args, "-b")
+	}
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdout, cmd.Stderr = console, console

@@ -5,11 +5,13 @@ package lab
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -112,17 +114,30 @@ func (h *Host) answers(ctx context.Context, boots int) error {
 		return errors.New("it has not started")
 	}
 	// pam_nologin(8). Before systemd makes /run its own, the file is absent as well, hence the bus.
-	if _, err := os.Lstat(fmt.Sprintf("/proc/%d/root/run/dbus/system_bus_socket", pid)); err != nil {
+	if _, err := os.Lstat(fmt.Sprintf("/proc/%d/root/run/dbus/system_bus_socket", pid)); err != nil && !h.spec.NoSystemd {
 		return errors.New("it has no message bus yet")
 	}
 	if _, err := os.Lstat(fmt.Sprintf("/proc/%d/root/run/nologin", pid)); !errors.Is(err, fs.ErrNotExist) {
 		return errors.New("/run/nologin is there")
 	}
-	port, err := listeningPort(pid, h.Addr())
+	ports, err := listeningPorts(pid, h.Addr())
 	if err != nil {
 		return err
 	}
+	for _, s := range h.spec.Also {
+		if !slices.Contains(ports, s.Port) {
+			return fmt.Errorf("nothing listens on port %d of %s", s.Port, h.Addr())
+		}
+		ports = slices.DeleteFunc(ports, func(p int) bool { return p == s.Port })
+	}
+	if len(ports) == 0 {
+		return fmt.Errorf("nothing listens on %s", h.Addr())
+	}
+	port := ports[0]
 	for _, a := range h.spec.Accounts {
+		if h.spec.NoSystemd {
+			break
+		}
 		bus := fmt.Sprintf("/proc/%d/root/run/user/%d/bus", pid, a.UID)
 		if _, err := os.Lstat(bus); err != nil && !a.NoLinger {
 			return fmt.Errorf("account %s has no service manager yet", a.Name)
@@ -150,23 +165,37 @@ func (h *Host) answers(ctx context.Context, boots int) error {
 	return nil
 }
 
-// listeningPort returns the port on which something in the process's network namespace listens on addr.
-func listeningPort(pid int, addr string) (int, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
-	if err != nil {
-		return 0, err
+// listeningPorts returns the ports on which something in the process's network namespace listens on addr.
+func listeningPorts(pid int, addr string) ([]int, error) {
+	table, ip := "tcp", net.ParseIP(addr).To4()
+	if ip == nil {
+		table, ip = "tcp6", net.ParseIP(addr).To16()
 	}
-	ip := net.ParseIP(addr).To4()
-	// proc_net_tcp(5): the address in host order, the port; state 0A is LISTEN.
-	local := fmt.Sprintf("%02X%02X%02X%02X:", ip[3], ip[2], ip[1], ip[0])
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+	if err != nil {
+		return nil, err
+	}
+	// proc_net_tcp(5): the address as words in host order, the port; state 0A is LISTEN.
+	var local string
+	for word := range slices.Chunk([]byte(ip), 4) {
+		local += fmt.Sprintf("%08X", binary.NativeEndian.Uint32(word))
+	}
+	local += ":"
+	var ports []int
 	for line := range strings.Lines(string(data)) {
 		f := strings.Fields(line)
 		if len(f) > 3 && strings.HasPrefix(f[1], local) && f[3] == "0A" {
 			port, err := strconv.ParseInt(f[1][len(local):], 16, 32)
-			return int(port), err
+			if err != nil {
+				return nil, err
+			}
+			ports = append(ports, int(port))
 		}
 	}
-	return 0, fmt.Errorf("nothing listens on %s", addr)
+	if len(ports) == 0 {
+		return nil, fmt.Errorf("nothing listens on %s", addr)
+	}
+	return ports, nil
 }
 
 // consoleTail is the end of what the host wrote on its console.

@@ -35,17 +35,7 @@ func (h *Host) writeServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config := []string{
-		"ListenAddress " + h.Addr(),
-		"UsePAM yes",
-		"PrintMotd no",
-		"KbdInteractiveAuthentication no",
-		"X11Forwarding no",
-		"UseDNS no",
-	}
-	if !h.spec.NoSFTP {
-		config = append(config, "Subsystem sftp internal-sftp")
-	}
+	var keys []string
 	for _, kind := range []string{"ed25519", "ecdsa"} {
 		name := "etc/ssh/ssh_host_" + kind + "_key"
 		path := filepath.Join(h.root(), name)
@@ -57,12 +47,40 @@ func (h *Host) writeServer(ctx context.Context) error {
 			return err
 		}
 		h.addHostKey(string(data))
-		config = append(config, "HostKey /"+name)
+		keys = append(keys, "HostKey /"+name)
 	}
-	if err := h.replace("etc/ssh/sshd_config", mergeConfig(config, h.spec.SSHDConfig), 0o644); err != nil {
+	config := h.sshdConfig(0, h.spec.NoSFTP, h.spec.SSHDConfig, keys)
+	if err := h.replace("etc/ssh/sshd_config", config, 0o644); err != nil {
 		return err
 	}
-	return h.replace("etc/systemd/system/ssh.service", fmt.Sprintf(sshUnit, sshd+" -D -e"), 0o644)
+	if err := h.replace("etc/systemd/system/ssh.service", fmt.Sprintf(sshUnit, sshd+" -D -e"), 0o644); err != nil {
+		return err
+	}
+	for _, s := range h.spec.Also {
+		if err := h.writeAlso(ctx, sshd, s, keys); err != nil {
+			return fmt.Errorf("port %d: %w", s.Port, err)
+		}
+	}
+	return nil
+}
+
+// sshdConfig is the text of an sshd_config; port 0 is left to sshd and to more.
+func (h *Host) sshdConfig(port int, noSFTP bool, more string, keys []string) string {
+	lines := []string{
+		"ListenAddress " + h.Addr(),
+		"UsePAM yes",
+		"PrintMotd no",
+		"KbdInteractiveAuthentication no",
+		"X11Forwarding no",
+		"UseDNS no",
+	}
+	if port != 0 {
+		lines = append(lines, fmt.Sprintf("Port %d", port), fmt.Sprintf("PidFile /run/sshd-%d.pid", port))
+	}
+	if !noSFTP {
+		lines = append(lines, "Subsystem sftp internal-sftp")
+	}
+	return mergeConfig(append(lines, keys...), more)
 }
 
 // mergeConfig appends extra to base, without the lines of base whose keyword extra sets outside of a Match block:

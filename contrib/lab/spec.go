@@ -24,6 +24,14 @@ type HostSpec struct {
 	NoSFTP bool
 	// Dropbear serves SSH with dropbear in place of sshd; SSHDConfig and NoSFTP do not apply.
 	Dropbear bool
+	// Also are more SSH servers of the host, with the same ed25519 host key.
+	Also []Server
+	// NoSystemd boots busybox's init in place of systemd, whose programs are not there. Such a host is turned off by
+	// PowerCut only. Needs the package busybox-static.
+	NoSystemd bool
+	// IPv6Only gives the host no IPv4 address. PlaneAddr6 is what it reaches; the methods of Lab that change its
+	// network, Hidden and From do not apply.
+	IPv6Only bool
 	// Hidden keeps the operator out: the host is reached through the hosts in From only.
 	Hidden bool
 	// From names hosts of the same lab, already there, that may reach this one.
@@ -50,7 +58,27 @@ type Account struct {
 	NoExec bool `json:"no_exec,omitempty"`
 	// Password is a crypt(3) hash. Default: none works.
 	Password string `json:"-"`
+	// Files are texts of files in the home directory, by their path in it. They are the account's, mode 0644.
+	Files map[string]string `json:"-"`
 }
+
+// Server is one SSH server of a host besides the one on port 22.
+type Server struct {
+	Port int
+	// Kind is the program: sshd if empty.
+	Kind ServerKind
+	// SSHDConfig and NoSFTP are as in HostSpec, for sshd.
+	SSHDConfig string
+	NoSFTP     bool
+}
+
+// ServerKind names a program that serves SSH.
+type ServerKind string
+
+const (
+	Dropbear ServerKind = "dropbear" // package dropbear-bin
+	TinySSH  ServerKind = "tinysshd" // package tinysshd
+)
 
 var (
 	hostName    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
@@ -61,6 +89,9 @@ var (
 func (s HostSpec) complete() (HostSpec, error) {
 	if !hostName.MatchString(s.Name) {
 		return s, fmt.Errorf("cannot make host: bad name %q", s.Name)
+	}
+	if s.IPv6Only && (s.Hidden || len(s.From) > 0) {
+		return s, fmt.Errorf("cannot make host %s: IPv6Only goes with neither Hidden nor From", s.Name)
 	}
 	s.Accounts = slices.Clone(s.Accounts)
 	if len(s.Accounts) == 0 {
