@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"reflect"
 	"strings"
 
 	"fleet.example/fleet/core/fault"
@@ -28,9 +29,12 @@ type found struct {
 	previous   string // that of the version before, or ""
 }
 
-// minFreeKiB is what an install needs on the machine: the archive, the files
-// twice over, and air.
-const minFreeKiB = 96 << 10
+// What an install needs on the machine: the archive, the files twice over, and
+// air.
+const (
+	minFreeKiB    = 96 << 10
+	minFreeInodes = 100
+)
 
 // CheckPlatform says in one sentence why an install cannot go on, if so.
 func CheckPlatform(f *sshconn.Facts, scope string) error {
@@ -54,13 +58,33 @@ func CheckPlatform(f *sshconn.Facts, scope string) error {
 		}
 		return nil
 	}
+	what, where := "the home directory "+f.Home, f.Home
+	if f.Base != "" && f.Base != f.Home {
+		what, where = f.Base, f.Base
+	}
 	switch {
+	case f.NoHome && !path.IsAbs(f.XDGDataHome):
+		return refuse("no_home", "make it there, the account's own, or use --scope system", "the home directory %s is not there", f.Home)
 	case f.ReadOnly:
-		return refuse("home_read_only", "make "+f.Home+" writable for the account, or use --scope system", "the home directory %s cannot be written", f.Home)
+		return refuse("home_read_only", "make "+where+" writable for the account, or use --scope system", "%s cannot be written", what)
 	case f.NoExec:
-		return refuse("home_noexec", "use --scope system", "the home directory %s does not let programs run (noexec)", f.Home)
+		return refuse("home_noexec", "use --scope system, or set XDG_DATA_HOME there to a place where programs may run", "%s does not let programs run (noexec)", what)
+	}
+	return nil
+}
+
+// CheckSpace says in one sentence why an artifact does not fit, if so.
+func CheckSpace(f *sshconn.Facts, scope string) error {
+	if scope == place.System {
+		return nil
+	}
+	switch {
 	case f.FreeKiB >= 0 && f.FreeKiB < minFreeKiB:
-		return refuse("no_space", "free some space there", "%s has %d MiB free, and an install needs %d", f.Home, f.FreeKiB>>10, minFreeKiB>>10)
+		return fault.New(fault.Refused, "no_space", "%s has %d MiB free, and an install needs %d", f.Base, f.FreeKiB>>10, minFreeKiB>>10).
+			WithHint("free some space there")
+	case f.Inodes >= 0 && f.Inodes < minFreeInodes:
+		return fault.New(fault.Refused, "no_inodes", "%s has room for %d more files, and an install needs %d", f.Base, f.Inodes, minFreeInodes).
+			WithHint("remove some files there")
 	}
 	return nil
 }
@@ -131,16 +155,25 @@ func (r *run) platform(ctx context.Context) (bool, string, error) {
 		return false, "", err
 	}
 	r.runs = r.art.ID
+	if full := CheckSpace(r.facts, r.scope); full != nil {
+		if there, err := intact(ctx, r.host, r.dirs.Data, r.art); err != nil || !there {
+			return false, "", errors.Join(err, full)
+		}
+	}
+	// Whatever refuses an install does so before anything is made there.
+	if r.record, err = ReadRecord(ctx, r.host, r.dirs.Data); err != nil {
+		return false, "", err
+	}
+	if r.manager, err = r.chooseManager(ctx); err != nil {
+		return false, "", err
+	}
 	if err := r.makeDataDir(ctx); err != nil {
 		return false, "", err
 	}
 	if err := r.lock(ctx); err != nil {
 		return false, "", err
 	}
-	if r.record, err = ReadRecord(ctx, r.host, r.dirs.Data); err != nil {
-		return false, "", err
-	}
-	if r.manager, err = r.chooseManager(ctx); err != nil {
+	if err := r.sameRecord(ctx); err != nil {
 		return false, "", err
 	}
 	r.host.Manager = r.manager.Description().Name
@@ -148,6 +181,22 @@ func (r *run) platform(ctx context.Context) (bool, string, error) {
 		return false, "", err
 	}
 	return false, fmt.Sprintf("%s, %s scope, %s", r.facts, r.scope, r.manager.Description().Name), nil
+}
+
+// sameRecord looks again at the service record, now that no other install can
+// change it.
+func (r *run) sameRecord(ctx context.Context) error {
+	now, err := ReadRecord(ctx, r.host, r.dirs.Data)
+	if err != nil || reflect.DeepEqual(now, r.record) {
+		return err
+	}
+	r.record, r.detected = now, nil
+	if err := r.manager.Close(); err != nil {
+		r.Notef("cannot end the service plugin: %v", err)
+	}
+	r.manager = nil
+	r.manager, err = r.chooseManager(ctx)
+	return err
 }
 
 // askSudo finds out about sudo where the scope needs root's rights. Nobody is

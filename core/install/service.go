@@ -107,13 +107,21 @@ func (r *run) bestManager(ctx context.Context) (Manager, error) {
 		}
 	}
 	if best < 0 {
-		return nil, fault.New(fault.Refused, "service_manager", "no service manager can serve the agent in %s scope: %s", r.scope, strings.Join(why, "; "))
+		return nil, noManager(r.scope, why)
 	}
 	for _, w := range why {
 		r.Notef("service plugin %s", w)
 	}
 	r.detected = &all[best].found
 	return all[best].manager, nil
+}
+
+func noManager(scope string, why []string) error {
+	f := fault.New(fault.Refused, "service_manager", "no service manager can serve the agent in %s scope: %s", scope, strings.Join(why, "; "))
+	if scope == place.System {
+		return f.WithHint("use --scope user, which needs none of them")
+	}
+	return f
 }
 
 func usable(d sdk.Detection, scope string) bool {

@@ -57,8 +57,8 @@ func (e *Env) Test(ctx context.Context, hostArg string, flags sshconfig.Flags, b
 	t.sftp(ctx, conn)
 	t.managers(ctx, h, facts.GOOS, facts.GOARCH, scope)
 	t.probes(ctx, h, probes)
-	t.artifact(ctx, h)
-	t.forward(ctx, conn)
+	t.artifact(ctx, h, facts)
+	t.forward(ctx, conn, places[scope])
 	doc.OK = true
 	var failed []string
 	for _, s := range doc.Steps {
@@ -185,43 +185,38 @@ func (t *tester) platform(ctx context.Context, conn *sshconn.Conn, scope string)
 
 func (t *tester) sftp(ctx context.Context, conn *sshconn.Conn) {
 	begin := time.Now()
-	if err := conn.CheckSFTP(ctx); err != nil {
-		t.add("sftp", wire.StepWarn, begin, "no sftp ("+err.Error()+"); uploads go through cat", "")
-		return
+	err := conn.CheckSFTP(ctx)
+	f := fault.Of(err)
+	switch {
+	case err == nil:
+		t.add("sftp", wire.StepOK, begin, "", "")
+	case f.Code == "sessions_exhausted":
+		t.add("sftp", wire.StepWarn, begin, "the server opens one session at a time; uploads go through the shell's", "MaxSessions 10 there, which is the default, makes them faster")
+	default:
+		t.add("sftp", wire.StepWarn, begin, "no sftp ("+f.Msg+"); uploads go through cat", "")
 	}
-	t.add("sftp", wire.StepOK, begin, "", "")
-}
-
-// forward asks for a channel to a socket that cannot be there. What the server
-// says tells nothing apart, so the words say what is and is not known.
-func (t *tester) forward(ctx context.Context, conn *sshconn.Conn) {
-	if !conn.Pinned {
-		return
-	}
-	begin := time.Now()
-	c, err := conn.DialUnix(ctx, "/nonexistent/fleet-test.sock")
-	if err == nil {
-		c.Close()
-	}
-	t.add("forward", wire.StepOK, begin, "whether channels to UNIX sockets are allowed shows once the agent runs; a bridge serves if not", "")
 }
 
 func (t *tester) managers(ctx context.Context, h *remote.Host, goos, goarch, scope string) {
 	best := 0
+	var why []string
 	begin := time.Now()
 	for _, name := range t.Managers(goos, goarch) {
 		begin := time.Now()
 		m, err := t.Launch(ctx, name)
 		if err != nil {
 			t.add("service-"+name, wire.StepWarn, begin, err.Error(), "")
+			why = append(why, name+": "+err.Error())
 			continue
 		}
 		d, err := m.Detect(ctx, h.For(m.Description()))
 		switch {
 		case err != nil:
 			t.add("service-"+name, wire.StepWarn, begin, err.Error(), "")
+			why = append(why, name+": "+err.Error())
 		case !usable(d, scope):
 			t.add("service-"+name, wire.StepSkipped, begin, d.Reason, "")
+			why = append(why, name+": "+d.Reason)
 		default:
 			best = max(best, d.Score)
 			t.add("service-"+name, wire.StepOK, begin, fmt.Sprintf("%s (score %d)", d.Reason, d.Score), "")
@@ -234,7 +229,7 @@ func (t *tester) managers(ctx context.Context, h *remote.Host, goos, goarch, sco
 		}
 	}
 	if best == 0 {
-		t.add("service", wire.StepFailed, begin, "no service manager can serve the agent in "+scope+" scope", "")
+		t.failed("service", begin, noManager(scope, why))
 	}
 }
 
@@ -270,7 +265,7 @@ func (t *tester) probes(ctx context.Context, h *remote.Host, run ProbeRunner) {
 	}
 }
 
-func (t *tester) artifact(ctx context.Context, h *remote.Host) {
+func (t *tester) artifact(ctx context.Context, h *remote.Host, facts *sshconn.Facts) {
 	begin := time.Now()
 	f, err := h.Facts(ctx)
 	if err != nil {
@@ -283,7 +278,12 @@ func (t *tester) artifact(ctx context.Context, h *remote.Host) {
 		return
 	}
 	detail := fmt.Sprintf("%s, %.1f MiB, signed by %s", a.Manifest.Version, float64(a.Manifest.Archive.Size)/(1<<20), a.SignedBy)
+	full := CheckSpace(facts, string(h.Scope))
 	if h.Phase == sdk.PhaseUnconfirmed {
+		if full != nil {
+			t.failed("artifact", begin, full)
+			return
+		}
 		t.add("artifact", wire.StepOK, begin, detail, "")
 		return
 	}
@@ -293,6 +293,8 @@ func (t *tester) artifact(ctx context.Context, h *remote.Host) {
 		t.failed("artifact", begin, err)
 	case ok:
 		t.add("artifact", wire.StepOK, begin, detail+"; there and intact", "")
+	case full != nil:
+		t.failed("artifact", begin, full)
 	default:
 		t.add("artifact", wire.StepOK, begin, detail+"; not there yet", "")
 	}

@@ -58,7 +58,8 @@ func (a *Agent) dial(ctx context.Context, socket string) (net.Conn, error) {
 	bridge := a.bridge
 	a.mu.Unlock()
 	if !bridge {
-		conn, err := a.conn.DialUnix(ctx, path.Join(a.dirs.Runtime, socket))
+		at := path.Join(a.dirs.Runtime, socket)
+		conn, err := a.conn.DialUnix(ctx, at)
 		var refused *ssh.OpenChannelError
 		if err == nil || !errors.As(err, &refused) {
 			return conn, err
@@ -69,13 +70,24 @@ func (a *Agent) dial(ctx context.Context, socket string) (net.Conn, error) {
 			return nil, err
 		}
 		// The socket may have come between the two questions.
-		if conn, err = a.conn.DialUnix(ctx, path.Join(a.dirs.Runtime, socket)); err == nil {
+		if conn, err = a.conn.DialUnix(ctx, at); err == nil {
 			return conn, nil
 		}
-		a.notef("the SSH server refuses channels to UNIX sockets (%s), using a bridge", refused.Message)
-		a.mu.Lock()
-		a.bridge = true
-		a.mu.Unlock()
+		why, err := a.conn.WhyRefused(ctx, at, err)
+		switch {
+		case err != nil:
+			return nil, err
+		case why == sshconn.RefusedMissing:
+			return nil, a.down()
+		case why == sshconn.RefusedExhausted:
+			// For this stream only: others may end.
+			a.notef("the SSH server opens no more channels on this connection (%s), using a bridge", refused.Message)
+		default:
+			a.notef("the SSH server refuses channels to UNIX sockets (%s: %s), using a bridge", why, refused.Message)
+			a.mu.Lock()
+			a.bridge = true
+			a.mu.Unlock()
+		}
 	}
 	s := sshconn.Script{Args: []string{a.dirs.Data}, Body: `exec "$1/current/agentd" bridge --data "$1"`}
 	if socket == place.MintSocket {
@@ -109,8 +121,12 @@ true`})
 	case 11:
 		return fault.New(fault.Refused, "stopped", "the agent at %s was stopped by a person", a.conn.Config).WithHint("fleet start MACHINE")
 	default:
-		return fault.New(fault.Unreachable, "agent_down", "the agent at %s does not run", a.conn.Config).WithHint("fleet start MACHINE, or look at its service's log there")
+		return a.down()
 	}
+}
+
+func (a *Agent) down() error {
+	return fault.New(fault.Unreachable, "agent_down", "the agent at %s does not run", a.conn.Config).WithHint("fleet start MACHINE, or look at its service's log there")
 }
 
 // Mint asks the agent for an API token.

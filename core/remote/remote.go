@@ -155,10 +155,13 @@ func (h *Host) Statfs(ctx context.Context, p string) (sdk.FSStat, error) {
 LC_ALL=C; export LC_ALL
 p=$1
 while [ ! -e "$p" ] && [ "$p" != / ]; do p=$(dirname "$p"); done
-df -Pk "$p" | tail -n 1 | awk '{print "bytes", $(NF-4), $(NF-2)}'
-df -Pi "$p" 2>/dev/null | tail -n 1 | awk '{print "files", $(NF-4), $(NF-2)}'
-m=$(df -P "$p" | tail -n 1 | awk '{print $NF}')
-[ -r /proc/mounts ] && awk -v m="$m" '$2==m{o=$4} END{n=split(o,a,","); for(i=1;i<=n;i++) if(a[i]=="ro") print "ro 1 1"}' /proc/mounts
+# A device and a mount point may hold spaces: the numbers stand before the first word that ends in %.
+numbers() { tail -n 1 | awk -v k="$1" '{for (i = 5; i <= NF; i++) if ($i ~ /^([0-9]+%|-)$/) {print k, $(i-3), $(i-1); exit}}'; }
+df -Pk "$p" | numbers bytes
+df -Pi "$p" 2>/dev/null | numbers files
+m=$(df -P "$p" | tail -n 1 | sed 's/^.*[0-9-]%* \(\/.*\)$/\1/; s/ /\\040/g')
+[ -r /proc/mounts ] && while read -r _ at _ with _; do [ "$at" = "$m" ] && o=$with; done < /proc/mounts
+case ,$o, in *,ro,*) echo ro 1 1;; esac
 true`})
 	if err != nil {
 		return sdk.FSStat{}, err

@@ -86,11 +86,27 @@ type Conn struct {
 	rtt     time.Duration // the round trip, as the handshake showed it
 	shellMu sync.Mutex
 	idle    *shell
+
+	sessions sessions
+	channels atomic.Int32 // to UNIX sockets, that were opened so far
 }
 
 // Dial connects, authenticates and compares the host key with the pins. A key
 // that is not pinned yet is not an error here: see Pinned and Confirm.
 func Dial(ctx context.Context, p Params) (*Conn, error) {
+	for _, wait := range crowded {
+		c, err := dial(ctx, p)
+		if hung := new(hungUp); !errors.As(err, &hung) || !pause(ctx, wait) {
+			return c, err
+		}
+		if p.Notef != nil {
+			p.Notef("%v, asking again", err)
+		}
+	}
+	return dial(ctx, p)
+}
+
+func dial(ctx context.Context, p Params) (*Conn, error) {
 	c := &Conn{Config: p.Config, pins: p.Pins, notef: p.Notef, keyed: make(chan struct{}), closed: make(chan struct{}),
 		Place: hostkey.Place{Name: p.Config.HostKeyName(), Chain: p.Chain}}
 	if c.notef == nil {
@@ -138,14 +154,15 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 		return nil, unreachable(p.Config, err)
 	}
 	c.stream = raw
-	watched := &paced{Conn: promptly(raw)}
+	greeting := &greeting{Conn: promptly(raw)}
+	watched := &paced{Conn: greeting}
 	raw = watched
 	if err := c.handshake(ctx, raw, conf, peer.auth); err != nil {
 		raw.Close()
 		if keyErr != nil {
 			return nil, keyErr
 		}
-		return nil, err
+		return nil, c.atTheDoor(ctx, err, greeting)
 	}
 	c.rtt = watched.roundTrip()
 	c.confirmed.Store(c.Pinned)
@@ -373,12 +390,4 @@ func shortType(t string) string {
 		return "ecdsa"
 	}
 	return "*"
-}
-
-// DialUnix opens a channel to a UNIX socket on the host.
-func (c *Conn) DialUnix(ctx context.Context, path string) (net.Conn, error) {
-	if err := c.checkConfirmed(); err != nil {
-		return nil, err
-	}
-	return c.client.DialContext(ctx, "unix", path)
 }

@@ -29,16 +29,23 @@ type Facts struct {
 	Home      string // absolute, as the account database has it or the session starts with
 	Shell     string
 	DataHome  string // $XDG_DATA_HOME, else HOME/.local/share
-	Runtime   string // $XDG_RUNTIME_DIR, or ""
-	RunUser   bool   // /run/user/UID is the account's
-	MachineID string // /etc/machine-id or the platform's UUID; "" if there is none
-	Sudo      bool   // sudo works without a prompt; only looked for when asked
-	Tools     map[string]bool
-	GitVer    string
-	NoExec    bool  // the home directory does not let programs run
-	ReadOnly  bool  // the home directory cannot be written
-	FreeKiB   int64 // in the home directory; -1 if unknown
-	Bits      int   // of the userland, 0 if unknown
+	// XDGDataHome is $XDG_DATA_HOME as it is set, or "".
+	XDGDataHome string
+	Runtime     string // $XDG_RUNTIME_DIR, or ""
+	RunUser     bool   // /run/user/UID is the account's
+	MachineID   string // /etc/machine-id or the platform's UUID; "" if there is none
+	Sudo        bool   // sudo works without a prompt; only looked for when asked
+	Tools       map[string]bool
+	GitVer      string
+	NoHome      bool // the home directory is not there
+	// These are of the place where a user's installation is or would be: the
+	// data home, or the nearest directory above it that is there.
+	Base     string
+	NoExec   bool  // it does not let programs run
+	ReadOnly bool  // it cannot be written
+	FreeKiB  int64 // -1 if unknown
+	Inodes   int64 // that are free; -1 if unknown
+	Bits     int   // of the userland, 0 if unknown
 
 	// ClockOffset is the host's clock minus ours, good to the round trip.
 	ClockOffset time.Duration
@@ -80,13 +87,23 @@ if [ -r /etc/os-release ]; then
 fi
 say bits "$(getconf LONG_BIT 2>/dev/null)"
 for t in tar gzip sha256sum shasum openssl crontab git sudo systemctl setsid; do has $t && say tool.$t yes; done
-d=$h; [ -d "$d" ] || d=/
+[ -d "$h" ] || say nohome yes
+case $XDG_DATA_HOME in /*) d=$XDG_DATA_HOME;; *) d=$h/.local/share;; esac
+while [ ! -d "$d" ] && [ -n "$d" ]; do d=${d%/*}; done
+d=${d:-/}
+say base "$d"
 df=$(df -Pk "$d" 2>/dev/null)
 m=${df##*% }
 say df "$df"
+df=$(df -Pi "$d" 2>/dev/null)
+say inodes "$df"
 [ -w "$d" ] || say readonly yes
 if [ -r /proc/mounts ]; then
-  o=
+  o= e=
+  while :; do
+    case $m in *' '*) e=$e${m%%' '*}'\040' m=${m#*' '};; *) break;; esac
+  done
+  m=$e$m
   while read -r _ at _ with _; do [ "$at" = "$m" ] && o=$with; done < /proc/mounts
   case ,$o, in *,noexec,*) say noexec yes;; esac
 fi
@@ -129,12 +146,15 @@ func (c *Conn) Sudo(ctx context.Context) (bool, error) {
 }
 
 func parseFacts(out string, before, after time.Time) (*Facts, error) {
-	f := &Facts{OSRelease: map[string]string{}, Tools: map[string]bool{}, RoundTrip: after.Sub(before), UID: -1, FreeKiB: -1}
+	f := &Facts{OSRelease: map[string]string{}, Tools: map[string]bool{}, RoundTrip: after.Sub(before), UID: -1, FreeKiB: -1, Inodes: -1}
 	last := ""
 	for line := range strings.Lines(out) {
 		k, v, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if last == "df" && f.FreeKiB < 0 {
+		switch {
+		case last == "df" && f.FreeKiB < 0:
 			f.FreeKiB = available(line)
+		case last == "inodes" && f.Inodes < 0:
+			f.Inodes = available(line)
 		}
 		if !ok {
 			continue
@@ -158,7 +178,7 @@ func parseFacts(out string, before, after time.Time) (*Facts, error) {
 		case "shell":
 			f.Shell = v
 		case "datahome":
-			f.DataHome = v
+			f.DataHome, f.XDGDataHome = v, v
 		case "runtime":
 			f.Runtime = v
 		case "runuser":
@@ -171,6 +191,10 @@ func parseFacts(out string, before, after time.Time) (*Facts, error) {
 			f.Bits, _ = strconv.Atoi(v)
 		case "git":
 			f.GitVer = strings.TrimPrefix(v, "git version ")
+		case "nohome":
+			f.NoHome = true
+		case "base":
+			f.Base = v
 		case "readonly":
 			f.ReadOnly = true
 		case "noexec":

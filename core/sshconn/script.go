@@ -27,7 +27,10 @@ type Script struct {
 	Body  string
 	Args  []string  // $1, $2, …
 	Input []byte    // what the script reads, up to MaxInput
-	Stdin io.Reader // what it reads instead of Input, of any length; needs a channel of its own
+	Stdin io.Reader // what it reads instead of Input, of any length
+	// StdinSize is how many bytes Stdin has. Without it, the script fails where
+	// the server opens one session at a time.
+	StdinSize int64
 	// MaxStdout bounds what is kept of standard output, in bytes. 0 means 1 MiB.
 	MaxStdout int64
 	// Timeout bounds the whole run. 0 means two minutes.
@@ -135,7 +138,9 @@ var errNotStarted = errors.New("the script did not begin")
 // exec runs one script in a shell that goes on afterwards.
 func (sh *shell) exec(s Script, limit int64) (*Result, error) {
 	body := "(\n" + s.Body + "\n) </dev/null"
-	if len(s.Input) > 0 {
+	if s.Stdin != nil {
+		body = fmt.Sprintf("head -c %d | {\n(\n%s\n)\nr=$?; cat >/dev/null; exit $r; }", s.StdinSize, s.Body)
+	} else if len(s.Input) > 0 {
 		// What the script does not read is drained, or it would be taken for
 		// the next script.
 		body = fmt.Sprintf("dd bs=1 count=%d 2>/dev/null | {\n(\n%s\n)\nr=$?; cat >/dev/null; exit $r; }", len(s.Input), s.Body)
@@ -144,7 +149,14 @@ func (sh *shell) exec(s Script, limit int64) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotStarted, err)
 	}
-	if _, err := sh.in.Write(s.Input); err != nil {
+	// Nothing is sent after the input before the script has ended, so that a
+	// head that reads ahead takes nothing that is not for it.
+	if s.Stdin != nil {
+		_, err = io.CopyN(sh.in, s.Stdin, s.StdinSize)
+	} else {
+		_, err = sh.in.Write(s.Input)
+	}
+	if err != nil {
 		return nil, err
 	}
 	r := &Result{}
@@ -159,12 +171,23 @@ func (sh *shell) exec(s Script, limit int64) (*Result, error) {
 
 // runAlone runs a script with streamed input in a channel of its own.
 func (c *Conn) runAlone(ctx context.Context, s Script, limit int64) (*Result, error) {
-	sh, err := c.openShell(ctx)
+	sh, kept, err := c.ownShell(ctx)
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, sh.close)
 	defer stop()
+	if kept && s.StdinSize > 0 {
+		r, err := sh.exec(s, limit)
+		if err != nil {
+			sh.close()
+			return nil, c.lost(ctx, err, sh)
+		}
+		if stop() {
+			c.putShell(sh)
+		}
+		return r, nil
+	}
 	defer sh.close()
 	end, err := sh.send("(\n"+s.Body+"\n)", s.Args)
 	if err != nil {

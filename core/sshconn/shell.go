@@ -12,11 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
-
-	"fleet.example/fleet/core/fault"
 )
 
 // shell is a POSIX sh at the other end of a channel, which reads scripts with
@@ -26,8 +25,12 @@ type shell struct {
 	in      io.WriteCloser
 	out     *bufio.Reader
 	stderr  tail
+	heard   tail // standard output until the shell is ready
+	ready   atomic.Bool
+	late    atomic.Bool // it was not ready in time
 	cut     *io.PipeReader
 	closing sync.Once
+	gone    func() // called once, when it is closed
 }
 
 // command starts the shell. It holds nothing that a login shell could take
@@ -51,6 +54,7 @@ func (sh *shell) close() {
 			sh.cut.CloseWithError(errClosed)
 		}
 		sh.stderr.end()
+		sh.gone()
 	})
 }
 
@@ -94,12 +98,13 @@ func (c *Conn) openShell(ctx context.Context) (*shell, error) {
 var errUnanswered = errors.New("the host closed the channel instead of running a command")
 
 func (c *Conn) openShellOnce(ctx context.Context) (*shell, error) {
-	session, err := c.client.NewSession()
+	session, gone, err := c.session(ctx)
 	if err != nil {
-		return nil, fault.New(fault.Unreachable, "ssh", "cannot open a channel to %s: %w", c.Config, err)
+		return nil, err
 	}
-	sh := &shell{session: session}
+	sh := &shell{session: session, gone: gone}
 	sh.stderr.cond = sync.NewCond(&sh.stderr.mu)
+	sh.heard.cond = sync.NewCond(&sh.heard.mu)
 	stop := context.AfterFunc(ctx, sh.close)
 	defer stop()
 	ready := mark()
@@ -110,7 +115,7 @@ func (c *Conn) openShellOnce(ctx context.Context) (*shell, error) {
 		if out, err = session.StdoutPipe(); err == nil {
 			r, w := io.Pipe()
 			go func() { // ends with the channel, or with the connection
-				_, err := io.Copy(w, out)
+				_, err := io.Copy(w, sh.hearing(out))
 				w.CloseWithError(err)
 			}()
 			sh.cut, sh.out = r, bufio.NewReaderSize(r, 64<<10)
@@ -120,12 +125,14 @@ func (c *Conn) openShellOnce(ctx context.Context) (*shell, error) {
 		}
 	}
 	if err == nil {
+		defer sh.expect(readyTimeout)()
 		err = sh.until(ready)
 	}
 	if err != nil {
 		sh.close()
-		return nil, c.lost(ctx, err, sh)
+		return nil, c.noShell(ctx, err, sh)
 	}
+	sh.ready.Store(true)
 	return sh, nil
 }
 
@@ -159,13 +166,13 @@ func (sh *shell) until(mark string) error {
 			err = nil
 		}
 		if errors.Is(err, io.EOF) {
-			return errors.New("the host closed the channel before sh was there")
+			return errEnded
 		}
 		if err != nil {
 			return err
 		}
 		if read > maxNoise {
-			return errors.New("the host's shell prints without end")
+			return errEndless
 		}
 	}
 }

@@ -14,7 +14,7 @@ func (c *Conn) Stream(ctx context.Context, s Script) (net.Conn, error) {
 	if err := c.checkConfirmed(); err != nil {
 		return nil, err
 	}
-	sh, err := c.openShell(ctx)
+	sh, _, err := c.ownShell(ctx)
 	if err != nil {
 		return nil, err
 	}

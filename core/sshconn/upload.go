@@ -74,18 +74,19 @@ func (c *Conn) sftp(ctx context.Context) (*sftp.Client, error) {
 		client *sftp.Client
 		err    error
 	}
-	session, err := c.client.NewSession()
+	session, gone, err := c.session(ctx)
 	if err != nil {
 		return nil, err
 	}
 	in, err1 := session.StdinPipe()
 	out, err2 := session.StdoutPipe()
+	end := func() { session.Close(); gone() }
 	if err := errors.Join(err1, err2); err != nil {
-		session.Close()
+		end()
 		return nil, err
 	}
 	if err := session.RequestSubsystem("sftp"); err != nil {
-		session.Close()
+		end()
 		return nil, err
 	}
 	done := make(chan result, 1)
@@ -98,15 +99,20 @@ func (c *Conn) sftp(ctx context.Context) (*sftp.Client, error) {
 	select {
 	case r := <-done:
 		if r.err != nil {
-			session.Close()
+			end()
+			return nil, r.err
 		}
-		return r.client, r.err
+		c.wg.Go(func() { // ends with the client, or with the connection
+			r.client.Wait()
+			end()
+		})
+		return r.client, nil
 	case <-timer.C:
 		err = errors.New("no answer to the sftp hello")
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	session.Close()
+	end()
 	<-done
 	return nil, err
 }
@@ -156,9 +162,9 @@ func (s *sized) Read(p []byte) (int, error) {
 
 func (c *Conn) uploadCat(ctx context.Context, path string, r io.Reader, size int64, progress func(int64)) error {
 	res, err := c.run(ctx, Script{
-		Body:    `umask 077; rm -f "$1"; cat > "$1" && set -- $(wc -c < "$1") "$2" && if [ "$1" != "$2" ]; then echo "$1 of $2 bytes arrived" >&2; exit 1; fi`,
-		Args:    []string{path, fmt.Sprint(size)},
-		Stdin:   &sized{r: r, left: size, progress: progress},
+		Body:  `umask 077; rm -f "$1"; cat > "$1" && set -- $(wc -c < "$1") "$2" && if [ "$1" != "$2" ]; then echo "$1 of $2 bytes arrived" >&2; exit 1; fi`,
+		Args:  []string{path, fmt.Sprint(size)},
+		Stdin: &sized{r: r, left: size, progress: progress}, StdinSize: size,
 		Timeout: uploadTimeout,
 	})
 	if err != nil {
