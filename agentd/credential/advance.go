@@ -1,0 +1,199 @@
+package credential
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
+)
+
+// Advance does what the last success makes possible: it promotes a next that
+// was accepted, and starts or repeats a rotation. rotate asks for one; the
+// first generation, whose secret travelled, is always rotated away (R1).
+// moved reports that another credential is to be presented now.
+func (s *Store) Advance(ctx context.Context, r Rotator, rotate bool) (moved bool, err error) {
+	s.io.Lock()
+	defer s.io.Unlock()
+	s.mu.Lock()
+	acc := s.accepted
+	s.mu.Unlock()
+	if acc == nil {
+		return false, nil
+	}
+	target, err := s.prepare(acc, rotate)
+	if err != nil || target == nil {
+		return false, err
+	}
+	// The files may be changed by an install during the request; the cursor
+	// moves only if the target still stands.
+	err = r.Rotate(ctx, *acc, wire.RotateRequest{Generation: target.Generation, Digest: target.Secret.Digest().Hex()})
+	var b Behind
+	if err != nil && !(errors.As(err, &b) && b.Behind()) {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range slots {
+		if s.held[i].is(target) {
+			s.cursor = i
+			s.accepted = nil // Advance has nothing more to do until the next success
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// prepare is Advance's part on disk. It returns the credential to rotate to.
+func (s *Store) prepare(acc *Credential, rotate bool) (target *Credential, err error) {
+	unlock, err := s.fs.Lock()
+	if err != nil {
+		return nil, s.wrote(err)
+	}
+	defer unlock()
+	s.reloadChanged()
+	s.mu.Lock()
+	held, damaged, row := s.held, s.damaged, s.row
+	stale := s.accepted == nil
+	s.mu.Unlock()
+	if stale {
+		return nil, nil
+	}
+	if acc.is(held[next]) {
+		if err := s.promote(held, damaged); err != nil {
+			return nil, s.wrote(fmt.Errorf("cannot promote credential: %w", err))
+		}
+		s.mu.Lock()
+		held, damaged = s.held, s.damaged
+		s.mu.Unlock()
+	}
+	s.saveRow(row)
+	for _, c := range held {
+		if c != nil && c.Generation == acc.Generation+1 {
+			return c, nil
+		}
+	}
+	newest := true
+	for _, c := range held {
+		newest = newest && (c == nil || c.Generation <= acc.Generation)
+	}
+	if !newest || !rotate && acc.Generation > 1 {
+		return nil, s.wrote(nil)
+	}
+	c := &Credential{Machine: acc.Machine, Generation: acc.Generation + 1, Secret: secret.New("fm_")}
+	if err := s.stage(c, damaged[next] != ""); err != nil {
+		return nil, s.wrote(fmt.Errorf("cannot write next credential: %w", err))
+	}
+	s.wrote(nil)
+	return c, nil
+}
+
+// reloadChanged adopts what another process put under the main name.
+func (s *Store) reloadChanged() {
+	b, err := s.fs.Read(CurrentFile)
+	var c *Credential
+	if err == nil {
+		c, _ = decode(b)
+	}
+	s.mu.Lock()
+	same := c.is(s.held[current]) || c == nil && s.held[current] == nil
+	s.mu.Unlock()
+	if !same {
+		s.reload()
+	}
+}
+
+// wrote records how the last write went.
+func (s *Store) wrote(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problem = ""
+	if err != nil {
+		s.problem = err.Error()
+	}
+	return err
+}
+
+// stage puts c under credential.next (step 1).
+func (s *Store) stage(c *Credential, damaged bool) error {
+	if damaged {
+		if err := s.fs.Rename(NextFile, NextFile+".damaged"); err != nil {
+			return err
+		}
+	}
+	if err := replace(s.fs, NextFile, encode(c)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[next], s.damaged[next] = c, ""
+	if s.cursor == next {
+		s.cursor = current // what works stays in use until the plane has heard
+	}
+	return nil
+}
+
+// promote makes next current and current previous (step 4).
+func (s *Store) promote(held [slots]*Credential, damaged [slots]string) error {
+	switch {
+	case damaged[current] != "":
+		if err := s.fs.Rename(CurrentFile, CurrentFile+".damaged"); err != nil {
+			return err
+		}
+	case held[current] != nil:
+		if damaged[previous] != "" {
+			if err := s.fs.Rename(PreviousFile, PreviousFile+".damaged"); err != nil {
+				return err
+			}
+		}
+		if err := s.keepPrevious(held[current]); err != nil {
+			return err
+		}
+	}
+	if err := s.fs.Rename(NextFile, CurrentFile); err != nil {
+		return err
+	}
+	if err := s.fs.SyncDir(); err != nil {
+		return err
+	}
+	b, err := s.fs.Read(CurrentFile)
+	if err != nil {
+		return err
+	}
+	if c, err := decode(b); err != nil || !c.is(held[next]) {
+		return errors.New("what was promoted does not read back")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held[current] != nil {
+		s.held[previous] = held[current]
+		s.damaged[previous] = ""
+	}
+	s.held[current], s.held[next] = held[next], nil
+	s.damaged[current] = ""
+	if s.cursor == next {
+		s.cursor = current
+	}
+	return nil
+}
+
+// keepPrevious makes credential.previous hold what credential holds. A link
+// needs no space; where there are none, a copy serves.
+func (s *Store) keepPrevious(c *Credential) error {
+	tmp := PreviousFile + ".tmp"
+	if err := s.fs.Remove(tmp); err != nil {
+		return err
+	}
+	if err := s.fs.Link(CurrentFile, tmp); err != nil {
+		return replace(s.fs, PreviousFile, encode(c))
+	}
+	if err := s.fs.Rename(tmp, PreviousFile); err != nil {
+		return err
+	}
+	// Renaming one link of a file over another does nothing and leaves both.
+	if err := s.fs.Remove(tmp); err != nil {
+		return err
+	}
+	return s.fs.SyncDir()
+}
