@@ -1,12 +1,15 @@
 package planed
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -23,11 +26,18 @@ import (
 // read, so that slow headers fall under limits.idle, or under limits.first
 // before the first request.
 //
+// It also bounds how many there are. When there is no room for another, those
+// that are longest in their state are closed: whoever has just come is served,
+// and a machine whose kept connection went opens another, while somebody who
+// only holds connections loses them again. So neither the store nor the admin
+// socket is left without descriptors.
+//
 // A write of an active connection that got through begins its time anew: a long
 // list may take as long as its reader keeps up. Whoever has no session gets
 // short answers only and gains nothing by it.
 type guard struct {
 	limits limits
+	most   int // connections; 0: any number
 	rounds atomic.Int64
 	mu     sync.Mutex
 	conns  map[*guarded]struct{}
@@ -71,9 +81,48 @@ func (l guardListener) Accept() (net.Conn, error) {
 	d.enter(http.StateNew)
 	l.g.mu.Lock()
 	l.g.conns[d] = struct{}{}
+	over := l.g.relieve(d)
 	l.g.mu.Unlock()
+	for _, c := range over {
+		c.Close()
+	}
 	return d, nil
 }
+
+// relieve returns what is to be closed to make room again, some at once, since
+// it looks at all there are. The caller holds g.mu.
+func (g *guard) relieve(latest *guarded) []*guarded {
+	if g.most == 0 || len(g.conns) <= g.most {
+		return nil
+	}
+	all := make([]*guarded, 0, len(g.conns))
+	for d := range g.conns {
+		if d != latest {
+			all = append(all, d)
+		}
+	}
+	slices.SortFunc(all, func(a, b *guarded) int { return cmp.Compare(a.since.Load(), b.since.Load()) })
+	over := all[:min(len(all), len(g.conns)-g.most+g.most/16)]
+	for _, d := range over {
+		delete(g.conns, d)
+	}
+	return over
+}
+
+// room is how many connections there may be: keep are kept, and as many again
+// come and go; some descriptors are left to everything else.
+func room(keep int64) int {
+	most := 2*keep + 4096
+	var files syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) == nil {
+		most = min(most, int64(min(files.Cur, 1<<40))-spareFiles)
+	}
+	return int(max(most, 16))
+}
+
+// spareFiles are left to the store, backups, the audit sink and the sockets of
+// the administrator and of metrics.
+const spareFiles = 64
 
 // Close may be called any number of times.
 func (d *guarded) Close() error {

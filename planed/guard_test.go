@@ -141,3 +141,31 @@ func TestLongAnswerLivesAsLongAsItsReaderKeepsUp(t *testing.T) {
 		}
 	})
 }
+
+// Whoever holds every connection there may be holds nobody off.
+func TestWhoeverComesIsServedHoweverManyAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, dial := guardedServer(t, testLimits, http.HandlerFunc(ok))
+		g.most = 32
+		for range 3 {
+			for range g.most {
+				dial()
+			}
+			time.Sleep(2 * guardEvery)
+		}
+		c := dial()
+		answer := make([]byte, 4096)
+		for range 2 {
+			io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+			if n, err := c.Read(answer); err != nil || n == 0 {
+				t.Fatalf("the latest connection is not served: %v", err)
+			}
+		}
+		synctest.Wait()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if len(g.conns) > g.most {
+			t.Errorf("%d connections are open, at most %d may be", len(g.conns), g.most)
+		}
+	})
+}

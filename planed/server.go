@@ -140,6 +140,7 @@ func (s *server) listen() error {
 	errorLog := log.New(addrfree.Writer{W: httpLog{o.Log}}, "", 0)
 	idle := max(2*time.Minute, 2*o.Policy.Interval+30*time.Second)
 	s.guard = newGuard(limits{first: 20 * time.Second, active: 80 * time.Second, idle: idle})
+	s.guard.most = room(o.KeepConnections)
 	s.public = &http.Server{ // its time-outs are the guard's
 		Handler:        s.api.Handler(),
 		MaxHeaderBytes: maxHeaders,
