@@ -78,6 +78,8 @@ if why=$("$dir/lab" check 2>&1); then
   echo "ssh over a ControlMaster:         $(median 40 ssh "${ssh[@]}" "${master[@]}" "dana@$addr" true)"
   ssh "${master[@]}" -O exit "dana@$addr" 2>/dev/null
   "$bin/fleet" mux stop 2>/dev/null
+  echo "== a cold connection through two jump hosts (ms, median of 21)"
+  go run ./contrib/bench/jumps "$bin"
 else
   echo "== install: no lab here: $why"
 fi

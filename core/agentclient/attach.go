@@ -118,7 +118,7 @@ func (c *Client) follow(ctx context.Context, s *Stream, id string, f *follower) 
 			return nil, f.at, lost(id, err)
 		}
 		f.notice("connection lost (" + err.Error() + "), reconnecting")
-		if s, err = c.reopen(ctx, id, patience); err != nil {
+		if s, err = c.reopen(ctx, id, patience, f.notice); err != nil {
 			return nil, f.at, err
 		}
 		f.notice("reconnected")
@@ -130,8 +130,11 @@ func lost(id string, err error) error {
 		WithHint("the session goes on; fleet attach MACHINE %s shows the rest", id)
 }
 
-func (c *Client) reopen(ctx context.Context, id string, patience time.Duration) (*Stream, error) {
+// reopen tries until it succeeds or patience ends. Why it does not succeed yet is
+// said once, and again when it changes.
+func (c *Client) reopen(ctx context.Context, id string, patience time.Duration, notice func(string)) (*Stream, error) {
 	deadline := time.Now().Add(patience)
+	said := ""
 	for gap := 50 * time.Millisecond; ; gap = min(2*gap, 3*time.Second) {
 		s, err := c.Open(ctx, id)
 		if err == nil {
@@ -143,6 +146,10 @@ func (c *Client) reopen(ctx context.Context, id string, patience time.Duration) 
 		}
 		if time.Now().After(deadline) {
 			return nil, lost(id, err)
+		}
+		if why := err.Error(); why != said && ctx.Err() == nil {
+			said = why
+			notice("not reconnected yet: " + why)
 		}
 		select {
 		case <-ctx.Done():
