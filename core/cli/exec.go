@@ -199,12 +199,17 @@ func readEnv(c *command.Call, name string, env map[string]string) error {
 
 func shellCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "shell", Group: groupReach, Args: "MACHINE", Summary: "open the account's login shell on a machine",
-		Help: "Enter ~ . leaves the shell running and ends the connection; fleet attach comes back to it.",
+		Help: "Enter ~ . leaves the shell running and ends the connection; fleet attach comes back to it. Without a\nterminal the shell reads commands from standard input, and the exit code is its own.",
 		Min:  1, Max: 1, FailureExit: fault.ExecFailure,
 		Run: func(ctx context.Context, c *command.Call) error {
+			terminal := command.IsTerminal(c.Stdin)
 			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
-				return attached(ctx, o, t, streams{input: true, pty: true, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
-					_, exit, err := a.Run(ctx, wire.SessionRequest{Shell: true, PTY: &wire.PTY{Term: c.Getenv("TERM"), Rows: at.Size.Rows, Cols: at.Size.Cols}}, at)
+				return attached(ctx, o, t, streams{input: true, pty: terminal, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
+					req := wire.SessionRequest{Shell: true}
+					if terminal {
+						req.PTY = &wire.PTY{Term: c.Getenv("TERM"), Rows: at.Size.Rows, Cols: at.Size.Cols}
+					}
+					_, exit, err := a.Run(ctx, req, at)
 					return exit, err
 				})
 			})
