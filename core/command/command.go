@@ -185,8 +185,8 @@ func (a *App) run(ctx context.Context, args []string, std IO) int {
 		switch {
 		case inv.help:
 			return a.showHelp(ctx, std, inv)
-		case inv.unknown != "":
-			if a.Unknown != nil && len(inv.path) == 0 {
+		case inv.missing:
+			if a.Unknown != nil && inv.unknown != "" && len(inv.path) == 0 {
 				if code, known := a.Unknown(ctx, std, inv.unknown, inv.raw); known {
 					return code
 				}

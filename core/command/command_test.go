@@ -140,6 +140,8 @@ func TestHelpGoesToStdout(t *testing.T) {
 
 func FuzzResolve(f *testing.F) {
 	f.Add("do\x00-bsx\x00--\x00-l")
+	f.Add("")
+	f.Add("group\x00")
 	f.Fuzz(func(t *testing.T, line string) {
 		run(t, strings.Split(line, "\x00")...)
 	})

@@ -21,7 +21,8 @@ type invocation struct {
 	json    bool
 	help    bool
 	topic   string
-	unknown string
+	missing bool   // a word names no command
+	unknown string // that word, which may be empty
 }
 
 // resolve finds the command and normalises the flags. Flags of the whole
@@ -57,7 +58,7 @@ func (a *App) resolve(args []string) (*invocation, error) {
 		}
 		c := find(table, tok)
 		if c == nil {
-			inv.unknown, inv.raw = tok, append(inv.normal, args...)
+			inv.missing, inv.unknown, inv.raw = true, tok, append(inv.normal, args...)
 			return inv, nil
 		}
 		inv.path, inv.leaf, table = append(inv.path, c), c, c.Sub
