@@ -87,6 +87,8 @@ type Conn struct {
 	shellMu sync.Mutex
 	idle    *shell
 
+	params   Params // that it was made with
+	siblings chan struct{}
 	sessions sessions
 	channels atomic.Int32 // to UNIX sockets, that were opened so far
 }
@@ -107,7 +109,7 @@ func Dial(ctx context.Context, p Params) (*Conn, error) {
 }
 
 func dial(ctx context.Context, p Params) (*Conn, error) {
-	c := &Conn{Config: p.Config, pins: p.Pins, notef: p.Notef, keyed: make(chan struct{}), closed: make(chan struct{}),
+	c := &Conn{Config: p.Config, params: p, siblings: make(chan struct{}, maxSiblings), sessions: sessions{changed: make(chan struct{}, 1)}, pins: p.Pins, notef: p.Notef, keyed: make(chan struct{}), closed: make(chan struct{}),
 		Place: hostkey.Place{Name: p.Config.HostKeyName(), Chain: p.Chain}}
 	if c.notef == nil {
 		c.notef = func(string, ...any) {}

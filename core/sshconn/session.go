@@ -22,13 +22,15 @@ const (
 	// readyTimeout bounds how long a login shell's start-up files may take.
 	readyTimeout = 20 * time.Second
 	// sftpAnswer bounds how long an sftp server may take to show itself.
-	sftpAnswer = 2 * time.Second
+	sftpAnswer = time.Second
 	// settling bounds how long a server may take to notice that a session ended.
 	settling = 2 * time.Second
 )
 
-// sessions counts a connection's sessions. Its zero value is ready.
+// sessions counts a connection's sessions.
 type sessions struct {
+	changed chan struct{} // told, one waiter at a time, of one that is closed or kept
+
 	mu         sync.Mutex
 	open, most int
 	ceased     time.Time // when the last one was closed
@@ -44,7 +46,15 @@ func (s *sessions) opened() (gone func()) {
 		defer s.mu.Unlock()
 		s.open--
 		s.ceased = time.Now()
+		s.tell()
 	})
+}
+
+func (s *sessions) tell() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
 }
 
 // settling reports whether the server may still count one that was closed.
@@ -100,14 +110,37 @@ func (c *Conn) ownShell(ctx context.Context) (sh *shell, kept bool, err error) {
 	if refused := new(ssh.OpenChannelError); !errors.As(err, &refused) {
 		return sh, false, err
 	}
-	c.shellMu.Lock()
-	sh, c.idle = c.idle, nil
-	c.shellMu.Unlock()
-	if sh == nil {
-		return nil, false, err
+	sh, kept, err = c.awaitShell(ctx, err)
+	if kept {
+		c.notef("the SSH server of %s opens one session at a time (MaxSessions), using the one that is open", c.Config)
 	}
-	c.notef("the SSH server of %s opens one session at a time (MaxSessions), using the one that is open", c.Config)
-	return sh, true, nil
+	return sh, kept, err
+}
+
+// awaitShell waits for a shell that is in use, after the server refused one
+// more. Every script that is under way has an end, and gives its shell back.
+func (c *Conn) awaitShell(ctx context.Context, refused error) (sh *shell, kept bool, err error) {
+	for {
+		c.shellMu.Lock()
+		sh, c.idle = c.idle, nil
+		c.shellMu.Unlock()
+		if sh != nil {
+			return sh, true, nil
+		}
+		if c.sessions.none() {
+			if sh, err = c.openShell(ctx); err != nil {
+				c.sessions.tell() // the next one that waits may try
+			}
+			return sh, false, err
+		}
+		select {
+		case <-c.sessions.changed:
+		case <-ctx.Done():
+			return nil, false, refused
+		case <-c.closed:
+			return nil, false, refused
+		}
+	}
 }
 
 var (
@@ -136,6 +169,17 @@ func (h *heard) Read(p []byte) (int, error) {
 		h.sh.heard.Write(p[:n])
 	}
 	return n, err
+}
+
+// patience is how long a shell may take to be ready: no longer than leaves time
+// to find out what it is that does not answer.
+func patience(ctx context.Context) time.Duration {
+	at, ok := ctx.Deadline()
+	if !ok {
+		return readyTimeout
+	}
+	left := time.Until(at)
+	return min(readyTimeout, max(left-2*sftpAnswer, left/2))
 }
 
 // expect closes the shell when it is not ready in time. Before, whatever it is
@@ -186,7 +230,7 @@ func (c *Conn) noShell(ctx context.Context, err error, sh *shell) error {
 		return fault.New(fault.Refused, "sftp_only", "the SSH server of %s lets the account transfer files and run nothing", c.Config).
 			WithHint("take ForceCommand internal-sftp away for the account there, and give it a login shell")
 	case sh.late.Load():
-		return fault.New(fault.Refused, "shell_not_ready", "the login shell of %s, or what is forced in its place, ran for %s without running a command, and %s", c.Config, readyTimeout, printed).
+		return fault.New(fault.Refused, "shell_not_ready", "the login shell of %s, or what is forced in its place, does not come to run a command, and %s", c.Config, printed).
 			WithHint("look for what waits in its start-up files; %s", shellHint)
 	case errors.Is(err, errEnded), errors.As(err, &exit):
 		return fault.New(fault.Refused, "no_shell", "%s runs no commands for the account: its login shell, or what is forced in its place, ended and %s", c.Config, printed).

@@ -69,6 +69,9 @@ func (c *Conn) takeShell(ctx context.Context) (sh *shell, kept bool, err error) 
 		return sh, true, nil
 	}
 	sh, err = c.openShell(ctx)
+	if refused := new(ssh.OpenChannelError); errors.As(err, &refused) {
+		return c.awaitShell(ctx, err)
+	}
 	return sh, false, err
 }
 
@@ -78,6 +81,7 @@ func (c *Conn) putShell(sh *shell) {
 	defer c.shellMu.Unlock()
 	if c.idle == nil {
 		c.idle = sh
+		c.sessions.tell()
 		return
 	}
 	sh.close()
@@ -125,7 +129,7 @@ func (c *Conn) openShellOnce(ctx context.Context) (*shell, error) {
 		}
 	}
 	if err == nil {
-		defer sh.expect(readyTimeout)()
+		defer sh.expect(patience(ctx))()
 		err = sh.until(ready)
 	}
 	if err != nil {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"time"
+
+	"golang.org/x/crypto/ssh"
 )
 
 // Stream runs a script whose standard input and output become a connection,
@@ -14,7 +17,10 @@ func (c *Conn) Stream(ctx context.Context, s Script) (net.Conn, error) {
 	if err := c.checkConfirmed(); err != nil {
 		return nil, err
 	}
-	sh, _, err := c.ownShell(ctx)
+	sh, err := c.openShell(ctx)
+	if refused := new(ssh.OpenChannelError); errors.As(err, &refused) {
+		return c.siblingStream(ctx, s, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -51,3 +57,66 @@ func (s *stream) RemoteAddr() net.Addr             { return s.addr }
 func (s *stream) SetDeadline(time.Time) error      { return errDeadline }
 func (s *stream) SetReadDeadline(time.Time) error  { return errDeadline }
 func (s *stream) SetWriteDeadline(time.Time) error { return errDeadline }
+
+// maxSiblings bounds the connections that a connection opens beside itself.
+const maxSiblings = 8
+
+// siblingStream is Stream over another connection, made the same way, where the
+// server opens no further session on this one: MaxSessions is reached, or there
+// is one for a connection's whole life, as with tinyssh.
+func (c *Conn) siblingStream(ctx context.Context, s Script, refused error) (net.Conn, error) {
+	select {
+	case c.siblings <- struct{}{}:
+	default:
+		return nil, refused
+	}
+	free := sync.OnceFunc(func() { <-c.siblings })
+	p := c.params
+	p.Anew = false
+	c.notef("the SSH server of %s opens no further session on a connection (MaxSessions), opening another one", c.Config)
+	other, err := Dial(ctx, p)
+	if err != nil {
+		free()
+		return nil, err
+	}
+	end := func() { other.Close(); free() }
+	if err := other.checkConfirmed(); err != nil {
+		end()
+		return nil, err
+	}
+	sh, err := other.openShell(ctx)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, sh.close)
+	defer stop()
+	if _, err := sh.send("(\n"+s.Body+"\n)", s.Args); err != nil {
+		sh.close()
+		defer end()
+		return nil, other.lost(ctx, err, sh)
+	}
+	// It goes when this connection does.
+	gone := make(chan struct{})
+	c.wg.Go(func() {
+		defer end()
+		defer sh.close()
+		select {
+		case <-c.closed:
+		case <-c.ended:
+		case <-gone:
+		}
+	})
+	return &siblingStream{stream: stream{shell: sh, addr: streamAddr(c.Config.String())}, gone: sync.OnceFunc(func() { close(gone) })}, nil
+}
+
+type siblingStream struct {
+	stream
+	gone func()
+}
+
+func (s *siblingStream) Close() error {
+	err := s.stream.Close()
+	s.gone()
+	return err
+}
