@@ -283,7 +283,7 @@ func TestMachineBehindAProxyCommand(t *testing.T) { // R2, R41
 	}
 	ssh := fmt.Sprintf("ssh -F none -i %s -o UserKnownHostsFile=%s -o BatchMode=yes -W %%h:%%p jay@%s", w.lab.KeyPath(), known, bastion.Addr())
 	flags := append(w.dest(box, "dana"), "-o", "ProxyCommand="+ssh)
-	w.must("fleet", append(append([]string{"install", "--name", "box", "--fingerprint", w.fingerprint(box)}, flags...))...)
+	w.must("fleet", append([]string{"install", "--name", "box", "--fingerprint", w.fingerprint(box)}, flags...)...)
 	if r := w.run("fleet", "--no-mux", "exec", "box", "--", "echo", "here"); r.out != "here\n" {
 		t.Error(r)
 	}

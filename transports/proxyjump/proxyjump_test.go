@@ -252,7 +252,7 @@ func TestASilentHopIsGivenUpInItsTime(t *testing.T) {
 	silent := sdk.Hop{ID: "hop9", Host: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port, User: "x", ConnectTimeout: 100 * time.Millisecond}
 	for _, jumps := range [][]sdk.Hop{{silent}, {hops[0], silent}} {
 		_, _, err := dial(t, o, jumps, hops[0])
-		if err == nil || !strings.Contains(err.Error(), name(silent)) || !strings.Contains(err.Error(), "100ms") {
+		if err == nil || !strings.Contains(err.Error(), address(silent)) || !strings.Contains(err.Error(), "100ms") {
 			t.Error(err)
 		}
 	}
