@@ -23,9 +23,10 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 build: $(SIGN_KEY) ## build the programs for this machine into bin/
-	@mkdir -p $(BIN)
-	$(BUILD) -o $(BIN)/ ./cmd/fleet ./cmd/planed ./cmd/fleet-plugins
-	$(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o $(BIN)/ ./cmd/fleet-host
+	@mkdir -p $(BIN) .cache/new
+	$(BUILD) -o .cache/new/ ./cmd/fleet ./cmd/planed ./cmd/fleet-plugins
+	$(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o .cache/new/ ./cmd/fleet-host
+	@mv -f .cache/new/* $(BIN)/
 	$(BIN)/fleet-plugins lock $(BIN)
 
 # The key that signs artifacts where FLEET_SIGN_KEY names no other.
