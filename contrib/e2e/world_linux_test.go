@@ -78,6 +78,12 @@ func (l *lockedBuffer) String() string {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldAt(t, func(_ context.Context, l *lab.Lab) (string, error) { return l.PlaneAddr(), nil })
+}
+
+// newWorldAt is a world whose plane is at an address of its lab.
+func newWorldAt(t *testing.T, at func(context.Context, *lab.Lab) (string, error)) *world {
+	t.Helper()
 	lab.Need(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -102,14 +108,19 @@ func newWorld(t *testing.T) *world {
 	if err := os.MkdirAll(dir+"/home", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.url = fmt.Sprintf("https://%s:8443", l.PlaneAddr())
+	addr, err := at(ctx, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listen := net.JoinHostPort(addr, "8443")
+	w.url = "https://" + listen
 	out := w.must("planed", "init", "--data", dir+"/plane", "--url", w.url, "--owner", "dana", "--json")
 	var p wire.Plane
 	if err := json.Unmarshal([]byte(out), &p); err != nil {
 		t.Fatal(err, out)
 	}
 	w.pin = p.CAPin
-	w.args = []string{"serve", "--data", dir + "/plane", "--listen", l.PlaneAddr() + ":8443", "--test-floor", "200ms", "--check-interval", "500ms"}
+	w.args = []string{"serve", "--data", dir + "/plane", "--listen", listen, "--test-floor", "200ms", "--check-interval", "500ms"}
 	w.startPlane()
 	t.Cleanup(w.stopPlane)
 	w.must("fleet", "login", w.url, "--ca-pin", w.pin, "--invite-file", p.InviteFile, "--key", l.KeyPath())

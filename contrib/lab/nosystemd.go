@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// initPath is the init of a host without systemd, below its root.
-const initPath = "sbin/fleetlab-init"
+// initPath is what is the init of a host without systemd, below its root: busybox goes by its name.
+const initPath = "usr/lib/fleetlab/busybox"
 
 // writeInit makes busybox the host's first process, and takes away what would say that systemd is there.
 func (h *Host) writeInit() error {

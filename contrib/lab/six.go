@@ -14,7 +14,7 @@ func gatewayAddr6(id int) string { return fmt.Sprintf("fd97:0:%x:1::1", id) }
 func hostAddr6(id, n int) string { return fmt.Sprintf("fd97:0:%x:1::%x", id, 0x100+n) }
 
 // PlaneAddr6 is the address in the root namespace that hosts without IPv4 reach. It is there once there is such a
-// host.
+// host, or after StartIPv6.
 func (l *Lab) PlaneAddr6() string { return planeAddr6(l.id) }
 
 // planeAddr is the address under which the host reaches the plane.
@@ -25,9 +25,9 @@ func (h *Host) planeAddr() string {
 	return h.lab.PlaneAddr()
 }
 
-// startNetwork6 gives the lab's network its IPv6 addresses. As with IPv4, hosts reach the plane and nothing else, and
+// StartIPv6 gives the lab's network its IPv6 addresses. As with IPv4, hosts reach the plane and nothing else, and
 // only the operator reaches them; nothing is translated. It may be called again.
-func (l *Lab) startNetwork6(ctx context.Context) error {
+func (l *Lab) StartIPv6(ctx context.Context) error {
 	root := fmt.Sprintf(`
 echo 0 >/proc/sys/net/ipv6/conf/%[1]s/disable_ipv6
 ip addr replace %[2]s/64 dev %[1]s nodad
@@ -58,7 +58,7 @@ RULES
 
 // connectHost6 gives host n its namespace, an IPv6 address and a way out.
 func (l *Lab) connectHost6(ctx context.Context, n int) error {
-	if err := l.startNetwork6(ctx); err != nil {
+	if err := l.StartIPv6(ctx); err != nil {
 		return err
 	}
 	ns := fmt.Sprintf("h%d", n)
