@@ -32,41 +32,40 @@ type remote struct {
 
 const noise = "echo 'Welcome to example, {\"all\": 1}'; printf 'no newline at the end of this'; echo fleet- >&2; "
 
-// difficult are the remotes of one host.
+// difficult are the remotes of one host. An install takes seconds, so that one
+// account is difficult in several ways where these have nothing to do with each
+// other. Only servers on portPAM set XDG_RUNTIME_DIR.
 func difficult() []remote {
-	shell := func(name, path string, files map[string]string) remote {
-		return remote{account: lab.Account{Name: name, Shell: path, Files: files}, step: "shell", detail: filepath.Base(path)}
-	}
 	long := "/home/" + strings.Repeat("a-long-way-from-here/", 6) + "long"
 	const bridge = "refuses channels to UNIX sockets"
 	return []remote{
-		shell("fish", "/usr/bin/fish", map[string]string{".config/fish/config.fish": "echo hello from fish\nfunction fish_greeting; echo hi; end\n"}),
-		shell("tcsh", "/usr/bin/tcsh", map[string]string{".cshrc": "echo hello from tcsh\nset noclobber\n"}),
-		shell("zsh", "/usr/bin/zsh", map[string]string{".zshenv": "echo hello from zsh\nsetopt NO_UNSET NO_CLOBBER\n"}),
-		shell("mksh", "/usr/bin/mksh", map[string]string{".mkshrc": "echo hello from mksh\n"}),
-		{account: lab.Account{Name: "busybox", Shell: "/usr/local/busybox/ash"}, match: "SetEnv PATH=/usr/local/busybox", step: "shell", detail: "ash"},
-		{account: lab.Account{Name: "noisy", Files: map[string]string{".bashrc": noise + "read -t 0.05 swallowed\nalias sh=false\n"}}},
-		{account: lab.Account{Name: "wrapped"}, match: "ForceCommand /usr/local/bin/wrapper\nBanner /etc/passwd"},
-		{account: lab.Account{Name: "elsewhere", Files: map[string]string{".bashrc": "cd /usr\n"}},
-			check: `ls -d /usr/.local /usr/fleet* 2>/dev/null || true`},
-		{account: lab.Account{Name: "open", Files: map[string]string{".bashrc": "umask 0\n", ".profile": "umask 0\n"}},
-			check: `find . -path ./.ssh -prune -o -newer .ssh/authorized_keys ! -type l -perm /022 -print`},
-		{account: lab.Account{Name: "closed", Files: map[string]string{".bashrc": "umask 077\n"}}, port: portPAM, systemd: true},
-		{account: lab.Account{Name: "spaces", Home: "/home/it's \"a\" home $HOME %h"}, port: portPAM, systemd: true},
-		{account: lab.Account{Name: "unicode", Home: "/home/дом-é-家"}},
-		{account: lab.Account{Name: "long", Home: long}},
-		{account: lab.Account{Name: "norun"}, check: `[ -z "$XDG_RUNTIME_DIR" ] || echo there is one`},
-		{account: lab.Account{Name: "bits"}, match: "SetEnv PATH=/usr/local/bits:/usr/bin:/bin"},
+		// Shells.
+		{account: lab.Account{Name: "fish", Shell: "/usr/bin/fish", Home: "/home/дом-é-家", Files: map[string]string{
+			".config/fish/config.fish": "echo hello from fish\nfunction fish_greeting; echo hi; end\n"}}, step: "shell", detail: "fish"},
+		{account: lab.Account{Name: "tcsh", Shell: "/usr/bin/tcsh", Home: long, Files: map[string]string{
+			".cshrc": "echo hello from tcsh\nset noclobber\n"}}, step: "shell", detail: "tcsh",
+			check: `[ -z "$XDG_RUNTIME_DIR" ] || echo there is one; [ ${#HOME} -gt 108 ] || echo short`},
+		{account: lab.Account{Name: "zsh", Shell: "/usr/bin/zsh", Files: map[string]string{
+			".zshenv": "echo hello from zsh\nsetopt NO_UNSET NO_CLOBBER\n"}}, port: portFewStarts, step: "shell", detail: "zsh"},
+		{account: lab.Account{Name: "mksh", Shell: "/usr/bin/mksh"}, port: portNoSFTP, step: "sftp", detail: "no sftp"},
+		{account: lab.Account{Name: "busybox", Shell: "/usr/local/busybox/ash"}, match: "SetEnv PATH=/usr/local/busybox", step: "shell", detail: "ash",
+			check: `[ "$(/usr/local/busybox/getconf LONG_BIT)" = 32 ] || echo 64`},
 
-		{account: lab.Account{Name: "nosftp"}, port: portNoSFTP, step: "sftp", detail: "no sftp"},
-		{account: lab.Account{Name: "starts"}, port: portFewStarts},
+		// What start-up files and forced programs do.
+		{account: lab.Account{Name: "noisy", Files: map[string]string{".bashrc": noise + "read -t 0.05 swallowed\nalias sh=false\ncd /usr\n"}},
+			check: `ls -d /usr/.local /usr/fleet* 2>/dev/null || true`},
+		{account: lab.Account{Name: "wrapped"}, match: "ForceCommand /usr/local/bin/wrapper\nBanner /etc/passwd",
+			check: `find . -path ./.ssh -prune -o -newer .ssh/authorized_keys ! -type l -perm /022 -print`},
+		{account: lab.Account{Name: "spaces", Home: "/home/it's \"a\" home $HOME %h", Files: map[string]string{".bashrc": "umask 077\n"}}, port: portPAM, systemd: true},
+
+		// Servers.
 		{account: lab.Account{Name: "dropbear"}, port: portDropbear, step: "forward", detail: "forbids", verbose: bridge},
 		{account: lab.Account{Name: "tiny"}, port: portTiny, step: "forward", detail: "forbids", verbose: bridge},
-		{account: lab.Account{Name: "nolocal"}, match: "AllowStreamLocalForwarding no", step: "forward", detail: "forbids", verbose: bridge},
 		{account: lab.Account{Name: "notcp"}, match: "AllowTcpForwarding no", step: "forward", detail: "forbids", verbose: bridge},
 		{account: lab.Account{Name: "single"}, match: "MaxSessions 1", step: "sftp", detail: "one session at a time"},
 		{account: lab.Account{Name: "narrow"}, match: "MaxSessions 1\nAllowStreamLocalForwarding no", step: "forward", detail: "forbids", verbose: bridge},
 
+		// Where nothing can be installed.
 		{account: lab.Account{Name: "sftponly"}, match: "ForceCommand internal-sftp",
 			refused: "transfer files and run nothing", remedy: "internal-sftp"},
 		{account: lab.Account{Name: "nologin", Shell: "/usr/sbin/nologin"},
@@ -99,6 +98,7 @@ const (
 
 const wrapper = "#!/bin/sh\n" + noise + `
 cd /var
+umask 0
 sh -c "$SSH_ORIGINAL_COMMAND"
 r=$?
 echo goodbye
@@ -145,11 +145,12 @@ func zoo(w *world, all []remote) *lab.Host {
 		if out, err := exec.Command("sh", "-c", `mkdir -p "$1" && cp "$(command -v busybox)" "$1" && "$1/busybox" --install -s "$1" && cd "$1" && for a in *; do [ "$a" = busybox ] || ln -sf busybox "$a"; done`, "sh", busybox).CombinedOutput(); err != nil {
 			return fmt.Errorf("busybox: %w: %s", err, out)
 		}
-		bits := filepath.Join(root, "usr/local/bits")
-		if err := os.MkdirAll(bits, 0o755); err != nil {
+		// Its programs have 32 bits, and the kernel 64.
+		getconf := filepath.Join(busybox, "getconf")
+		if err := os.Remove(getconf); err != nil && !os.IsNotExist(err) {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(bits, "getconf"), []byte("#!/bin/sh\n[ \"$1\" = LONG_BIT ] && echo 32\n"), 0o755); err != nil {
+		if err := os.WriteFile(getconf, []byte("#!/bin/sh\n[ \"$1\" = LONG_BIT ] && echo 32\n"), 0o755); err != nil {
 			return err
 		}
 		return os.WriteFile(filepath.Join(root, "usr/local/bin/wrapper"), []byte(wrapper), 0o755)

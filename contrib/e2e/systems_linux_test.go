@@ -43,8 +43,6 @@ func TestHostWithoutSystemd(t *testing.T) { // R29
 	if after := w.sh(h, "root", "find /root /etc /run /var -xdev -path '*fleet-agent*'"); after != before {
 		t.Errorf("a refused install left %s", after)
 	}
-	w.must("fleet", append(w.installArgs(h, "root", "box"), "--scope", "user")...)
-	w.must("fleet", "uninstall", "box")
 }
 
 // TestHostWithoutIPv4 reaches a host, and is reached by it, over IPv6.

@@ -49,7 +49,7 @@ func TestUploadsThatAreCutOff(t *testing.T) { // R3, R6
 			args := []string{"install", account + "@" + w.lab.PlaneAddr(), "-p", at, "-i", w.lab.KeyPath(), "--name", account, "--fingerprint", w.fingerprint(h), "--json"}
 			var named []string
 			cut := 0
-			for i := range 6 {
+			for i := range 5 {
 				// From the handshake to what follows the archive.
 				n := 1 + random.Int64N(20<<10)
 				if i > 0 {
@@ -65,7 +65,7 @@ func TestUploadsThatAreCutOff(t *testing.T) { // R3, R6
 				}
 				named = append(named, w.sh(h, account, sums))
 			}
-			if cut < 3 {
+			if cut < 2 {
 				t.Errorf("%d of the installs were cut off", cut)
 			}
 			proxy.ResetAfter(wan.Up, 0)
