@@ -38,7 +38,7 @@ func TestInstallRefusesBadHosts(t *testing.T) { // R2, R3
 	w.fails(6, "finds nothing", "install", "dana@"+h.Addr(), "-i", key, "--trust", "known_hosts")
 	w.fails(2, "fingerprint", "install", "dana@"+h.Addr(), "-i", key, "--fingerprint", "nonsense")
 	w.fails(2, "unknown flag", "install", "dana@"+h.Addr(), "--nope")
-	w.fails(1, "ProxyJump", "install", "dana@"+h.Addr(), "-i", key, "-J", "bastion")
+	w.fails(7, "jump host root@bastion", "install", "dana@"+h.Addr(), "-i", key, "-J", "root@bastion")
 	w.nothingInstalled(h, "dana")
 
 	// Evidence that the person names confirms the key.
