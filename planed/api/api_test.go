@@ -50,7 +50,8 @@ func newWorld(t testing.TB, policy machine.Policy) *world {
 	w.store = st
 	w.api = New(Config{Store: st, URL: "https://plane.example", Policy: policy, Version: "1.0.0", Log: hclog.NewNullLogger(), Now: clock})
 	w.h = w.api.Handler()
-	for person, role := range map[string]string{"owner": wire.RoleOwner, "member": wire.RoleMember} {
+	for _, person := range []string{"owner", "member"} { // in order, which the audit shows
+		role := map[string]string{"owner": wire.RoleOwner, "member": wire.RoleMember}[person]
 		inv, sess := secret.New("fi_"), secret.New("fs_")
 		must(t, st.Invite(t.Context(), store.Invitation{Actor: "local:init", Digest: inv.Digest(), Person: person, Role: role, At: w.now, ExpiresAt: w.now.Add(time.Hour)}))
 		_, err := st.Login(t.Context(), store.Login{Fingerprint: "SHA256:" + person, Key: "k", Invitation: inv.Digest(), Session: sess.Digest(), At: w.now, ExpiresAt: w.now.Add(sessionLife)})
