@@ -168,6 +168,7 @@ func (r remote) on(w *world, h *lab.Host) []string {
 }
 
 func TestDifficultRemotes(t *testing.T) { // R3, R32
+	t.Parallel()
 	needs(t, "fish", "tcsh", "zsh", "mksh", "busybox", "dropbear", "dropbearconvert", "tinysshd")
 	w := newWorld(t)
 	all := difficult()

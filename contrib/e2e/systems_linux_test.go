@@ -11,6 +11,7 @@ import (
 // TestHostWithoutSystemd installs where busybox is process 1 and no program of
 // systemd is there.
 func TestHostWithoutSystemd(t *testing.T) { // R29
+	t.Parallel()
 	needs(t, "busybox")
 	w := newWorld(t)
 	h := w.host(lab.HostSpec{NoSystemd: true, Accounts: []lab.Account{{Name: "dana", NoLinger: true}, {Name: "root"}}})
@@ -47,6 +48,7 @@ func TestHostWithoutSystemd(t *testing.T) { // R29
 
 // TestHostWithoutIPv4 reaches a host, and is reached by it, over IPv6.
 func TestHostWithoutIPv4(t *testing.T) {
+	t.Parallel()
 	w := newWorldAt(t, func(ctx context.Context, l *lab.Lab) (string, error) { return l.PlaneAddr6(), l.StartIPv6(ctx) })
 	h := w.host(lab.HostSpec{IPv6Only: true})
 	key := []string{"-i", w.lab.KeyPath()}

@@ -23,6 +23,7 @@ const sums = "cd " + dataGlob + "/versions 2>/dev/null && for v in [0-9a-f]*; do
 // TestUploadsThatAreCutOff resets installs wherever it may be. What has a name
 // on the machine is whole, always, and the next install finishes the job.
 func TestUploadsThatAreCutOff(t *testing.T) { // R3, R6
+	t.Parallel()
 	w := newWorld(t)
 	h := w.host(lab.HostSpec{Accounts: []lab.Account{{Name: "dana", NoLinger: true}, {Name: "eve", NoLinger: true}},
 		SSHDConfig: "UsePAM no\n", Also: []lab.Server{{Port: portNoSFTP, NoSFTP: true, SSHDConfig: "UsePAM no\n"}}})
@@ -35,10 +36,11 @@ func TestUploadsThatAreCutOff(t *testing.T) { // R3, R6
 		t.Fatal(err)
 	}
 	seed := rand.Uint64()
-	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
 	for account, port := range map[string]string{"dana": "22", "eve": fmt.Sprint(portNoSFTP)} {
+		random := rand.New(rand.NewPCG(seed, uint64(len(port))))
 		t.Run(account, func(t *testing.T) {
+			t.Parallel()
 			w := w.as(t)
 			proxy, err := wan.Listen(t.Context(), w.lab.PlaneAddr()+":0", net.JoinHostPort(h.Addr(), port), wan.Profile{})
 			if err != nil {
@@ -89,6 +91,7 @@ func TestUploadsThatAreCutOff(t *testing.T) { // R3, R6
 // altered. Every rename stays in its directory, so that files keep the label
 // that their directory gives them.
 func TestRunningProgramsAreNotWrittenOn(t *testing.T) { // R3
+	t.Parallel()
 	w := newWorld(t)
 	h := w.host(lab.HostSpec{})
 	w.install(h, "dana", "box")

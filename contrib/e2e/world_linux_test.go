@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -42,6 +43,12 @@ func run(m *testing.M) int {
 			return 1
 		}
 		bin = filepath.Join(root, "bin")
+	}
+	// Tests that say that they may run at once wait more than they compute.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	return m.Run()
 }
