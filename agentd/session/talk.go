@@ -25,9 +25,11 @@ func (m *Manager) dial(ctx context.Context, r *record) (net.Conn, error) {
 		if pid, perr := shim.PID(dir); perr == nil && pid > 1 && shim.Look(dir) == shim.Alive {
 			syscall.Kill(pid, syscall.SIGHUP) // the lock's holder, so no other process
 		}
-		for try := 0; try < 50 && errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil; try++ {
+		wait, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		for errors.Is(err, fs.ErrNotExist) && wait.Err() == nil {
 			select {
-			case <-ctx.Done():
+			case <-wait.Done():
 			case <-time.After(20 * time.Millisecond):
 			}
 			nc, err = d.DialContext(ctx, "unix", r.Socket)

@@ -48,6 +48,8 @@ type shim struct {
 	exited  chan struct{} // closed when exit is set
 	touched atomic.Int64  // when a client last took something, Unix nanoseconds
 
+	again, others <-chan os.Signal // see heed
+
 	sock   sync.Mutex // guards listening again
 	listen net.Listener
 	wg     sync.WaitGroup
@@ -57,6 +59,7 @@ type shim struct {
 func Main() int {
 	debug.SetGCPercent(40)
 	debug.SetMemoryLimit(16 << 20)
+	again, others := heed()
 	syscall.CloseOnExec(ReadyFD) // the command must not hold it
 	ready := os.NewFile(ReadyFD, "ready")
 	cfg, err := readConfig(os.Stdin)
@@ -73,12 +76,24 @@ func Main() int {
 		fmt.Fprintf(ready, "-%s", err)
 		return 1
 	}
+	s.again, s.others = again, others
 	s.startCommand()
 	if _, err := ready.Write([]byte{'+'}); err == nil {
 		ready.Close()
 	}
 	s.run()
 	return 0
+}
+
+// heed takes signals over. HUP asks for the socket to be made again, when
+// something removed it. The others are not for the shim: the command gets its
+// own. It comes before the lock, which is what leads a sender of HUP to this
+// process. A handler, unlike SIG_IGN, is not inherited by the command.
+func heed() (again, others <-chan os.Signal) {
+	hup, rest := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	signal.Notify(rest, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGTSTP)
+	return hup, rest
 }
 
 // setUp takes the lock, makes the spool and listens.
@@ -180,13 +195,6 @@ func (s *shim) startCommand() {
 
 // run lives until the command has ended and every client has what it wants.
 func (s *shim) run() {
-	again := make(chan os.Signal, 1)
-	// HUP asks for the socket to be made again, when something removed it. The
-	// other signals are not for the shim: the command gets its own. A handler,
-	// unlike SIG_IGN, is not inherited by the command.
-	signal.Notify(again, syscall.SIGHUP)
-	others := make(chan os.Signal, 1)
-	signal.Notify(others, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGTSTP)
 	ended := make(chan struct{})
 	if s.cmd != nil {
 		s.wg.Go(func() {
@@ -198,9 +206,9 @@ func (s *shim) run() {
 	}
 	for running := true; running; {
 		select {
-		case <-again:
+		case <-s.again:
 			s.bind()
-		case <-others:
+		case <-s.others:
 		case <-ended:
 			running = false
 		}

@@ -236,8 +236,11 @@ func (s *Store) load() error {
 		s.pages.Store(&pages)
 		// Times of checks are written now and then, and the one group that a
 		// crash loses may hold a machine's first. A proven credential says that
-		// there was one.
+		// there was one, and its absence here that it came after the last group.
 		for i, issued := range proven {
+			if issued.Before(s.epoch.Alive) {
+				issued = s.epoch.Alive
+			}
 			pages[i/perPage].at[i%perPage].CompareAndSwap(0, issued.UnixMicro())
 		}
 		// A free slot may hold the time of a row that is gone.

@@ -49,6 +49,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"RequestsClearOnlyByTheirValue", requests},
 		{"NameAdoption", names},
 		{"Reopen", reopen},
+		{"FirstCheckLostInACrash", firstCheckLost},
 		{"Persons", persons},
 		{"Tokens", tokens},
 		{"AuditChain", auditChain},
@@ -89,8 +90,13 @@ var Base = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func newBox(t *testing.T, s store.Store, by machine.By) *Box {
 	t.Helper()
+	return admitBox(t, s, by, Base)
+}
+
+func admitBox(t *testing.T, s store.Store, by machine.By, at time.Time) *Box {
+	t.Helper()
 	b := &Box{Secret: secret.New("fm_"), Instance: "a", Body: Running()}
-	a, err := s.Admit(t.Context(), machine.Admission{By: by, Installation: secret.New("").Digest(), Credential: b.Secret.Digest()}, Base)
+	a, err := s.Admit(t.Context(), machine.Admission{By: by, Installation: secret.New("").Digest(), Credential: b.Secret.Digest()}, at)
 	if err != nil || a.Outcome != identity.Made {
 		t.Fatal(a, err)
 	}
@@ -408,6 +414,24 @@ func names(t *testing.T, f Fixture) { // R14
 	c.send(t, s, c.Secret, Base)
 	if r := row(t, s, c.ID); r.Name != "mine" {
 		t.Error(r.Name)
+	}
+}
+
+// firstCheckLost admits a machine, writes the times of checks, and crashes
+// before its first check is among them.
+func firstCheckLost(t *testing.T, f Fixture) { // R19
+	s := f.Open(t)
+	b := admitBox(t, s, Owner, Base.Add(-time.Hour))
+	if err := s.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.send(t, s, b.Secret, Base.Add(time.Second))
+	f.Crash(t, s)
+	s = f.Open(t)
+	defer s.Close()
+	p := machine.Policy{Interval: time.Minute}
+	if word, _ := p.Presence(row(t, s, b.ID).LastCheck, Base.Add(2*time.Second), s.Epoch()); word != wire.Present {
+		t.Errorf("the plane's own outage made the machine %s: last check %v, %+v", word, row(t, s, b.ID).LastCheck, s.Epoch())
 	}
 }
 
