@@ -229,6 +229,13 @@ func TestManyMachines(t *testing.T) {
 			t.Error(r)
 		}
 		w.must("fleet", "host", "unlink", "box-2")
+		w.must("fleet", "rename", "box-2", "box")
+		// The link box-1 begins so, and another machine is called so.
+		if r := w.run("fleet", "exec", "box", "--", "true"); r.exit != 255 || !strings.Contains(r.err, "no SSH destination is known for box\n") {
+			t.Error(r)
+		}
+		w.must("fleet", "rename", "box", "box-2")
+		w.must("fleet", "exec", "box", "--", "true")
 		r = w.fails(3, "", "uninstall", "--all", "--yes", "--jsonl")
 		if m := parseMany(t, r.out); m.sum.OK != 1 || m.results["box-2"].Error.Code != "no_destination" || m.results["box-2"].Exit != 5 {
 			t.Error(r)

@@ -83,6 +83,9 @@ func (t fakeTarget) Control(context.Context, string) (*wire.AgentStatus, error) 
 }
 
 func (a *fakeAgents) open(_ context.Context, _ *command.Call, m fanout.Machine) (Target, error) {
+	if m.Link == nil {
+		return nil, fanout.NoDestination(m, m.Label())
+	}
 	a.mu.Lock()
 	a.opened = append(a.opened, m.Name)
 	a.mu.Unlock()
@@ -147,6 +150,55 @@ func TestANamedMachineIsReachedWithoutThePlane(t *testing.T) {
 	}
 	if _, errOut, exit := a.run("exec", "-l", "env=prod", "--", "true"); exit != fault.ExecFailure {
 		t.Error(exit, errOut)
+	}
+}
+
+// A machine that is called exactly so comes before one whose name begins so,
+// wherever the two are known, and where nobody can say which is meant, nobody
+// is reached.
+func TestAPrefixNeverStandsForAMachineOfThatName(t *testing.T) {
+	a := newAgents(t)
+	for _, m := range []string{"web-10", "web-11"} {
+		if err := a.kept().SaveLink(t.Context(), state.Link{Machine: strings.Replace(idWeb, "aaa", "cc"+m[5:], 1), Name: m, Host: m + ".example"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.kept().SaveLink(t.Context(), state.Link{Machine: strings.Replace(idWeb, "aaa", "ddd", 1), Name: "db-90", Host: "db-90.example"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.kept().RemoveLink(t.Context(), idWeb); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.kept().RemoveLink(t.Context(), a.machines[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		line string
+		exit int
+		says string
+	}{
+		{"exec web-1 -- true", fault.ExecFailure, "no SSH destination is known for web-1\n"}, // two links begin so
+		{"exec db-9 -- true", fault.ExecFailure, "no SSH destination is known for db-9\n"},   // one does
+		{"stop db-9", fault.NotFound, "no SSH destination is known for db-9\n"},
+		{"stop web-1", fault.NotFound, "no SSH destination is known for web-1\n"},
+		{"stop db-90", 0, ""},
+		{"stop web-10", 0, ""},
+		{"stop web", fault.Usage, "means 3 machines"},
+		{"stop db", 0, ""}, // nothing is called just that
+	} {
+		a.opened = nil
+		_, errOut, exit := a.run(strings.Fields(x.line)...)
+		if exit != x.exit || !strings.Contains(errOut, x.says) || exit != 0 && a.opened != nil {
+			t.Errorf("%s: exit %d, opened %v: %s", x.line, exit, a.opened, errOut)
+		}
+	}
+	a.Server.Close()
+	a.opened = nil
+	if _, errOut, exit := a.run("stop", "db"); exit != fault.Unreachable || a.opened != nil || !strings.Contains(errOut, `"db" is only how db-90 begins`) {
+		t.Errorf("exit %d, opened %v: %s", exit, a.opened, errOut)
+	}
+	if _, errOut, exit := a.run("stop", "web-1"); exit != fault.Usage || a.opened != nil {
+		t.Errorf("exit %d, opened %v: %s", exit, a.opened, errOut)
 	}
 }
 

@@ -97,11 +97,11 @@ func hostUnlink(ctx context.Context, c *command.Call) error {
 	if err != nil {
 		return err
 	}
-	l, found, err := state.FindLink(all, c.Arg(0))
+	l, found, err := state.FindLink(all, c.Arg(0), true)
 	if err != nil {
 		return err
 	}
-	if !found || l.Machine != c.Arg(0) && l.Name != c.Arg(0) {
+	if !found {
 		return fault.New(fault.NotFound, "no_destination", "no SSH destination is known for %q", c.Arg(0))
 	}
 	_, err = p.RemoveLink(ctx, l.Machine)

@@ -23,7 +23,9 @@ standard error, which carries the code too.`},
 MACHINE is an exact id, else an exact name, else a unique prefix of either. A
 word that means several machines is a usage error that names them. What cannot
 be undone (delete, uninstall, host unlink) takes no prefix. Commands that reach
-a machine look among the links first, then ask the plane.
+a machine look among the links first, then ask the plane. A prefix never stands
+for a machine while another is called exactly that, so the plane is asked for
+every prefix; a whole name or id of a link needs no plane.
 
 Instead of MACHINE, -l k=v,k2!=v2 selects by labels; --presence, --lifecycle,
 --blocker and --agent-version by state. All that are given must fit; k!=v takes

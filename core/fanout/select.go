@@ -169,38 +169,86 @@ func withLinks(p *state.Plane, rows []wire.Machine) ([]Machine, error) {
 	return out, nil
 }
 
-// Linked finds a machine among the links, then asks the plane.
+// Linked finds a machine among the links, then asks the plane. A machine that is
+// called exactly so, here or there, comes before one whose name only begins so:
+// where the plane cannot be asked, a prefix is not taken, since it could reach
+// another machine than the one that is meant.
 func Linked(ctx context.Context, c *command.Call, word string) (Machine, error) {
-	return linked(ctx, c, word, false)
+	p, links, err := known(c)
+	if err != nil {
+		return Machine{}, err
+	}
+	l, found, err := state.FindLink(links, word, true)
+	if err != nil {
+		return Machine{}, err
+	}
+	if found {
+		return ofLink(l), nil
+	}
+	l, found, several := state.FindLink(links, word, false)
+	begins := found || several != nil
+	_, client, err := operator.Plane(c)
+	if err != nil {
+		if begins {
+			return Machine{}, unsure(word, l, several, err)
+		}
+		return Machine{}, NoDestination(Machine{Name: word}, word)
+	}
+	defer client.Close()
+	m, err := AtPlane(ctx, client, word, begins)
+	switch f := fault.Of(err); {
+	case err == nil:
+		return withLink(p, m)
+	case ctx.Err() != nil:
+		return Machine{}, ctx.Err()
+	case several != nil && f.Exit == fault.NotFound:
+		return Machine{}, several
+	case found && f.Exit == fault.NotFound:
+		return ofLink(l), nil
+	case begins:
+		return Machine{}, unsure(word, l, several, err)
+	case f.Exit == fault.NotFound || f.Exit == fault.Usage:
+		return Machine{}, err
+	}
+	// It does not answer; the link is what is missing in any case.
+	return Machine{}, NoDestination(Machine{Name: word}, word)
 }
 
-// LinkedExactly is Linked without prefixes, for what cannot be undone.
-func LinkedExactly(ctx context.Context, c *command.Call, word string) (Machine, error) {
-	return linked(ctx, c, word, true)
+// unsure says why a prefix of a link's name is not taken.
+func unsure(word string, l state.Link, several, err error) error {
+	if several != nil {
+		return several
+	}
+	f := fault.Of(err)
+	return fault.New(f.Exit, f.Code, "%q is only how %s begins, and whether a machine is called exactly that is for the plane to say: %s",
+		word, ofLink(l).Label(), f.Msg).WithHint("give the whole name, or the id")
 }
 
-func linked(ctx context.Context, c *command.Call, word string, exact bool) (Machine, error) {
+func known(c *command.Call) (*state.Plane, []state.Link, error) {
 	p, err := operator.Known(c)
 	if err != nil {
-		return Machine{}, err
+		return nil, nil, err
 	}
 	links, err := p.Links()
+	return p, links, err
+}
+
+func ofLink(l state.Link) Machine { return Machine{ID: l.Machine, Name: l.Name, Link: &l} }
+
+// LinkedExactly is Linked without prefixes, for what cannot be undone: such a
+// thing is not done on a name that only a link vouches for.
+func LinkedExactly(ctx context.Context, c *command.Call, word string) (Machine, error) {
+	p, links, err := known(c)
 	if err != nil {
 		return Machine{}, err
 	}
-	if exact {
-		links = slices.DeleteFunc(links, func(l state.Link) bool { return l.Machine != word && l.Name != word })
-	}
-	l, found, err := state.FindLink(links, word)
+	l, found, err := state.FindLink(links, word, true)
 	if err != nil {
 		return Machine{}, err
 	}
-	if found && (!exact || l.Machine == word) {
-		return Machine{ID: l.Machine, Name: l.Name, Link: &l}, nil
+	if found && l.Machine == word {
+		return ofLink(l), nil
 	}
-	// The plane tells a machine without a link from one that nobody knows. If
-	// it does not answer, the link is what is missing in any case; but what
-	// cannot be undone is not done on a name that only the link vouches for.
 	_, client, err := operator.Plane(c)
 	if err != nil {
 		if found {
@@ -209,7 +257,7 @@ func linked(ctx context.Context, c *command.Call, word string, exact bool) (Mach
 		return Machine{}, NoDestination(Machine{Name: word}, word)
 	}
 	defer client.Close()
-	m, err := AtPlane(ctx, client, word, exact)
+	m, err := AtPlane(ctx, client, word, true)
 	switch f := fault.Of(err); {
 	case found && err == nil && m.ID != l.Machine:
 		// A link keeps the last name that it knew. What cannot be undone does
@@ -217,7 +265,7 @@ func linked(ctx context.Context, c *command.Call, word string, exact bool) (Mach
 		return Machine{}, fault.New(fault.Usage, "ambiguous", "%q is %s at the plane, and the link here that knew this name is of %s", word, m.ID, l.Machine).
 			WithHint("give the id")
 	case found && (err == nil || f.Exit == fault.NotFound):
-		return Machine{ID: l.Machine, Name: l.Name, Link: &l}, nil
+		return ofLink(l), nil
 	case found:
 		return Machine{}, err
 	case err == nil:

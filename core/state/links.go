@@ -83,19 +83,19 @@ func (p *Plane) updateLinks(ctx context.Context, change func(map[string]Link)) e
 	})
 }
 
-// FindLink finds the link that MACHINE means: an exact id, an exact name, then
-// a unique prefix of either. Two that fit are a usage error that names them;
-// none is found=false.
-func FindLink(links []Link, machine string) (l Link, found bool, err error) {
-	for _, l := range links {
-		if l.Machine == machine {
-			return l, true, nil
-		}
-	}
-	for _, match := range []func(Link) bool{
+// FindLink finds the link that MACHINE means: an exact id, an exact name, then,
+// unless exact is asked for, a unique prefix of either. Two that fit are a usage
+// error that names them; none is found=false.
+func FindLink(links []Link, machine string, exact bool) (l Link, found bool, err error) {
+	matches := []func(Link) bool{
+		func(l Link) bool { return l.Machine == machine },
 		func(l Link) bool { return l.Name == machine },
 		func(l Link) bool { return strings.HasPrefix(l.Machine, machine) || strings.HasPrefix(l.Name, machine) },
-	} {
+	}
+	if exact {
+		matches = matches[:2]
+	}
+	for _, match := range matches {
 		var fit []Link
 		for _, l := range links {
 			if match(l) {

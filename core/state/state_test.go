@@ -103,14 +103,19 @@ func TestConcurrentLinkUpdatesLoseNone(t *testing.T) {
 func TestFindLink(t *testing.T) {
 	links := []Link{{Machine: "m_aaa", Name: "web"}, {Machine: "m_aab", Name: "web-1"}, {Machine: "m_b", Name: "db"}, {Machine: "m_c", Name: "db"}}
 	for arg, want := range map[string]string{"m_aaa": "m_aaa", "web": "m_aaa", "web-": "m_aab", "m_b": "m_b", "nope": ""} {
-		l, found, err := FindLink(links, arg)
+		l, found, err := FindLink(links, arg, false)
 		if err != nil || l.Machine != want || found != (want != "") {
 			t.Errorf("%s: %v %v %v", arg, l, found, err)
 		}
 	}
 	for _, arg := range []string{"db", "m_aa", "we"} {
-		if _, _, err := FindLink(links, arg); fault.Of(err) == nil || fault.Of(err).Exit != fault.Usage {
+		if _, _, err := FindLink(links, arg, false); fault.Of(err) == nil || fault.Of(err).Exit != fault.Usage {
 			t.Errorf("%s: err = %v, want ambiguous", arg, err)
+		}
+	}
+	for arg, want := range map[string]bool{"m_aaa": true, "web-1": true, "web-": false, "m_aa": false} {
+		if _, found, err := FindLink(links, arg, true); found != want || err != nil {
+			t.Errorf("exactly %s: %v %v", arg, found, err)
 		}
 	}
 }
