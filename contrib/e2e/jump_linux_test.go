@@ -313,6 +313,31 @@ func TestMachineBehindAProxyCommand(t *testing.T) { // R2, R41
 	}
 	w.noPlugins()
 
+	// What the program says is heard by whoever waits for the connection, also
+	// where another process keeps that.
+	w.must("fleet", "uninstall", "box")
+	talks := filepath.Join(w.dir, "talks")
+	script := "#!/bin/sh\necho a word of the program >&2\ntest ! -e " + w.dir + "/down || exit 3\nexec " + strings.NewReplacer("%h", "$1", "%p", "$2").Replace(ssh) + "\n"
+	if err := os.WriteFile(talks, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.must("fleet", append([]string{"install", "--name", "box"}, append(w.dest(box, "dana"), "-o", "ProxyCommand="+talks+" %h %p")...)...)
+	w.shared()
+	if r := w.run("fleet", "exec", "box", "--", "true"); r.exit != 0 || r.err != "a word of the program\n" {
+		t.Error(r)
+	}
+	if r := w.run("fleet", "exec", "box", "--", "true"); r.exit != 0 || r.err != "" {
+		t.Error(r)
+	}
+	w.must("fleet", "mux", "stop")
+	if err := os.WriteFile(w.dir+"/down", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.must("fleet", "mux", "start")
+	if r := w.fails(255, "exit status 3", "exec", "box", "--", "true"); !strings.HasPrefix(r.err, "a word of the program\n") {
+		t.Error(r)
+	}
+
 	// Whoever is killed, nothing of the program is left.
 	for _, victim := range []string{"fleet-host", "fleet-transport-proxycommand"} {
 		mark := fmt.Sprintf("%d.%s", os.Getpid(), victim)

@@ -83,8 +83,11 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conf := muxserver.Config{
-		Dial: func(ctx context.Context, route *sshconfig.Chain, note func(string, ...any)) (*sshconn.Conn, error) {
-			return e.connectRoute(ctx, in, route, note)
+		Dial: func(ctx context.Context, route *sshconfig.Chain, note func(string, ...any), output io.Writer) (*sshconn.Conn, error) {
+			if shared == "" {
+				output = c.Stderr // it is the client's own, and is heard after the dial too
+			}
+			return e.connectRoute(ctx, in, route, note, output)
 		},
 		Trusted: e.stillTrusted, Outcome: e.recordOutcome, Build: programBuild(b),
 		Status: wire.Mux{PID: os.Getpid(), Version: b.Version, Socket: path, Since: wire.TimeOf(time.Now().UTC())},
@@ -150,9 +153,9 @@ func programBuild(b Build) mux.Build {
 }
 
 // connectRoute dials a resolved destination whose host keys are pinned.
-func (e *env) connectRoute(ctx context.Context, in *install.Env, route *sshconfig.Chain, note func(string, ...any)) (*sshconn.Conn, error) {
+func (e *env) connectRoute(ctx context.Context, in *install.Env, route *sshconfig.Chain, note func(string, ...any), output io.Writer) (*sshconn.Conn, error) {
 	own := *in
-	own.Notef = note
+	own.Notef, own.Output = note, output
 	c, err := own.ConnectChain(ctx, route, false)
 	if err != nil {
 		return nil, err

@@ -15,9 +15,10 @@ import (
 // Server is a fleet-host that listens, as its client sees it. Its methods may be
 // used from several goroutines.
 type Server struct {
-	build Build
-	note  func(string)                            // nil: not verbose
-	again func(context.Context) (net.Conn, error) // nil: there is no other
+	build  Build
+	note   func(string)                            // nil: not verbose
+	stderr io.Writer                               // nil: nobody hears what is said on the way
+	again  func(context.Context) (net.Conn, error) // nil: there is no other
 
 	mu     sync.Mutex
 	socket string
@@ -80,7 +81,7 @@ var errGone = errors.New("fleet-host ended")
 // server that has ended meanwhile, or that makes way for a newer one, is
 // replaced, at most twice.
 func (s *Server) Do(ctx context.Context, h Hello, route Route) (net.Conn, *Answer, error) {
-	h.Build, h.Verbose = s.build, s.note != nil
+	h.Build, h.Verbose, h.Hears = s.build, s.note != nil, s.stderr != nil
 	conn, err := s.dial(ctx)
 	for try := 0; ; try++ {
 		var a *Answer
@@ -133,6 +134,10 @@ func (s *Server) exchange(conn net.Conn, h Hello, route Route) (*Answer, error) 
 		case a.Note != "":
 			if s.note != nil {
 				s.note(a.Note)
+			}
+		case len(a.Said) > 0:
+			if s.stderr != nil {
+				s.stderr.Write(a.Said)
 			}
 		case a.Need:
 			if route == nil {

@@ -37,7 +37,9 @@ type Options struct {
 	// private one is.
 	MayStart bool
 
-	Stderr  io.Writer    // a private server's standard error
+	// Stderr is a private server's standard error, and takes what programs on
+	// the way to a host write on theirs.
+	Stderr  io.Writer
 	Verbose bool         // passed on to a private server
 	Note    func(string) // what the server says under -v; nil: nothing
 }
@@ -55,7 +57,7 @@ func LockOf(socket string) string { return strings.TrimSuffix(socket, ".sock") +
 // Open returns the server: the shared one that runs, else a new shared one if
 // it may be started, else one of this process's own.
 func Open(ctx context.Context, o Options) (*Server, error) {
-	s := &Server{build: BuildOf(o.Program), note: o.Note}
+	s := &Server{build: BuildOf(o.Program), note: o.Note, stderr: o.Stderr}
 	if o.Private {
 		return s, s.startPrivate(ctx, o)
 	}

@@ -45,6 +45,7 @@ type Hello struct {
 	Op      string `json:"op"`
 	Build   Build  `json:"build"`
 	Verbose bool   `json:"verbose,omitempty"` // send Notes
+	Hears   bool   `json:"hears,omitempty"`   // send what is Said
 
 	Key     string `json:"key,omitempty"` // KeyOf the route
 	Host    string `json:"host,omitempty"`
@@ -57,9 +58,12 @@ type Hello struct {
 	Verb    string `json:"verb,omitempty"`  // with OpControl
 }
 
-// Answer is a server's message. All but a Note, Need and Superseded are final.
+// Answer is a server's message. All but a Note, what is Said, Need and
+// Superseded are final.
 type Answer struct {
 	Note string `json:"note,omitempty"` // for the person, under -v
+	// Said is what a program on the way wrote on its standard error.
+	Said []byte `json:"said,omitempty"`
 	// Need asks for the route, as the client's next message.
 	Need bool `json:"need,omitempty"`
 	// Superseded says that the client's fleet is newer: this server ends when

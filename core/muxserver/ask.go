@@ -56,6 +56,37 @@ func (a *asker) note(format string, args ...any) {
 	}
 }
 
+// await waits for a dial, and passes on what is said on the way.
+func (a *asker) await(ctx context.Context, t *attempt) error {
+	heard := int64(0)
+	for {
+		text, next, more := t.said.after(heard)
+		heard = next
+		a.say(text)
+		if len(text) > 0 {
+			continue
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.done:
+			text, _, _ := t.said.after(heard)
+			a.say(text)
+			return t.err
+		}
+	}
+}
+
+// say passes on what a program on the way wrote.
+func (a *asker) say(text []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.hello.Hears && !a.done && len(text) > 0 {
+		a.write(mux.Answer{Said: text})
+	}
+}
+
 // route asks the client for the resolved way.
 func (a *asker) route() (*sshconfig.Chain, error) {
 	a.mu.Lock()

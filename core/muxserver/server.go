@@ -22,6 +22,7 @@ package muxserver
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -37,8 +38,9 @@ import (
 // Config is what a server is made of.
 type Config struct {
 	// Dial connects to a destination whose host key is pinned. note takes what a
-	// person sees under -v.
-	Dial func(ctx context.Context, route *sshconfig.Chain, note func(string, ...any)) (*sshconn.Conn, error)
+	// person sees under -v, output what programs on the way write on standard
+	// error, which they always see.
+	Dial func(ctx context.Context, route *sshconfig.Chain, note func(string, ...any), output io.Writer) (*sshconn.Conn, error)
 	// Trusted reports whether everything that a route's pins said when it was
 	// dialled still stands. It returns a mark of what it saw; the same mark means
 	// that nothing changed since.

@@ -33,6 +33,7 @@ type way struct {
 	dead    <-chan struct{}
 	trust   string // Trusted's mark of conn
 	attempt *attempt
+	said    *speech   // of conn, of which nobody has heard what came after its dial
 	failed  error     // why it is down, for the status
 	since   time.Time // of the state
 	used    time.Time
@@ -51,6 +52,7 @@ type attempt struct {
 	waiting int
 	cancel  context.CancelFunc
 	dropped string // why it was ended although somebody waits
+	said    *speech
 }
 
 // way finds or makes the way of a hello.
@@ -124,13 +126,7 @@ func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error
 	t.waiting++
 	w.mu.Unlock()
 	ctx, present := a.watch(ctx)
-	var err error
-	select {
-	case <-t.done:
-		err = t.err
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
+	err := a.await(ctx, t)
 	present()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,12 +149,16 @@ func (s *Server) trusted(conn *sshconn.Conn, route *sshconfig.Chain, seen string
 // dial starts an attempt. The caller holds w.mu.
 func (s *Server) dial(w *way, a *asker) *attempt {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
-	t := &attempt{done: make(chan struct{}), cancel: cancel}
+	t := &attempt{done: make(chan struct{}), cancel: cancel, said: newSpeech()}
+	if w.said != nil {
+		t.said.Write(w.said.unheard()) // the last words of the connection that is replaced
+		w.said = nil
+	}
 	w.attempt, w.since = t, time.Now()
 	route := w.route
 	s.wg.Go(func() { // ends when its dial does, which the last waiter's leaving cancels
 		defer close(t.done)
-		conn, err := s.Dial(ctx, route, a.note)
+		conn, err := s.Dial(ctx, route, a.note, t.said)
 		if s.Outcome != nil {
 			s.Outcome(a.hello, err)
 		}
@@ -184,7 +184,8 @@ func (s *Server) dial(w *way, a *asker) *attempt {
 			}
 			return
 		}
-		t.conn, w.conn, w.dead = conn, conn, conn.Done()
+		t.said.settle()
+		t.conn, w.conn, w.dead, w.said = conn, conn, conn.Done(), t.said
 		w.trust, _ = s.trusted(conn, route, "")
 		w.agents = map[agentKey]*agent{}
 	})

@@ -1,8 +1,10 @@
 package muxserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,7 +19,7 @@ import (
 	"fleet.example/fleet/core/sshconn"
 )
 
-type dialer func(context.Context, *sshconfig.Chain, func(string, ...any)) (*sshconn.Conn, error)
+type dialer func(context.Context, *sshconfig.Chain, func(string, ...any), io.Writer) (*sshconn.Conn, error)
 
 // serving is a server with a dialer of the test's own; connect reaches it.
 func serving(t *testing.T, dial dialer, wrap func(net.Listener) net.Listener) (s *Server, connect func() net.Conn) {
@@ -65,7 +67,7 @@ func ask(t *testing.T, c net.Conn, needed bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := mux.WriteMessage(c, mux.Hello{Op: mux.OpToken, Host: "box", Key: key}); err != nil {
+	if err := mux.WriteMessage(c, mux.Hello{Op: mux.OpToken, Host: "box", Key: key, Hears: true}); err != nil {
 		t.Fatal(err)
 	}
 	if !needed {
@@ -76,6 +78,18 @@ func ask(t *testing.T, c net.Conn, needed bool) {
 		t.Fatalf("%+v %v", a, err)
 	}
 	if err := mux.WriteMessage(c, route); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// askDeaf is ask by a client that does not take what is said.
+func askDeaf(t *testing.T, c net.Conn) {
+	t.Helper()
+	key, err := mux.KeyOf(&sshconfig.Chain{Target: &sshconfig.Config{HostName: "box", Port: 22, User: "dana"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := mux.WriteMessage(c, mux.Hello{Op: mux.OpToken, Host: "box", Key: key}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -94,7 +108,7 @@ func refusal(t *testing.T, c net.Conn) string {
 func TestADialThatWasGivenUpIsNotShared(t *testing.T) { // R32
 	var dials atomic.Int32
 	begun, ended, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	_, connect := serving(t, func(ctx context.Context, _ *sshconfig.Chain, _ func(string, ...any)) (*sshconn.Conn, error) {
+	_, connect := serving(t, func(ctx context.Context, _ *sshconfig.Chain, _ func(string, ...any), _ io.Writer) (*sshconn.Conn, error) {
 		if dials.Add(1) > 1 {
 			return nil, errors.New("the second dial")
 		}
@@ -120,7 +134,7 @@ func TestADialThatWasGivenUpIsNotShared(t *testing.T) { // R32
 // Whoever waits for a dial that a logout ends is told so.
 func TestADialThatIsDroppedSaysWhy(t *testing.T) { // R32
 	begun := make(chan struct{})
-	s, connect := serving(t, func(ctx context.Context, _ *sshconfig.Chain, _ func(string, ...any)) (*sshconn.Conn, error) {
+	s, connect := serving(t, func(ctx context.Context, _ *sshconfig.Chain, _ func(string, ...any), _ io.Writer) (*sshconn.Conn, error) {
 		close(begun)
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -136,6 +150,89 @@ func TestADialThatIsDroppedSaysWhy(t *testing.T) { // R32
 	}
 	if msg := refusal(t, c); !strings.Contains(msg, "the session at the plane ended") {
 		t.Errorf("%q", msg)
+	}
+}
+
+// Everybody who waits for a dial hears what programs on the way say, whoever
+// came first, and whoever dials again hears the last words of the connection
+// before.
+func TestEverybodyHearsWhatIsSaidOnTheWay(t *testing.T) { // R32
+	said, second := make(chan struct{}), make(chan struct{})
+	s, connect := serving(t, func(_ context.Context, _ *sshconfig.Chain, _ func(string, ...any), output io.Writer) (*sshconn.Conn, error) {
+		io.WriteString(output, "early ")
+		close(said)
+		<-second
+		io.WriteString(output, "late\n")
+		return nil, errors.New("no way")
+	}, nil)
+	hears := func(c net.Conn) string {
+		var text string
+		for {
+			var a mux.Answer
+			if err := mux.ReadMessage(c, &a); err != nil {
+				t.Fatal(err)
+			}
+			if a.Error != nil {
+				return text + a.Error.Message
+			}
+			if a.Said == nil {
+				t.Fatalf("%+v", a)
+			}
+			text += string(a.Said)
+		}
+	}
+	first := connect()
+	ask(t, first, true)
+	<-said
+	late, deaf := connect(), connect()
+	ask(t, late, false)
+	askDeaf(t, deaf)
+	for deadline := time.Now().Add(20 * time.Second); waiting(s) < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d wait", waiting(s))
+		}
+	}
+	close(second)
+	if got := hears(late); got != "early late\nno way" {
+		t.Errorf("%q", got)
+	}
+	if got := hears(first); got != "early late\nno way" {
+		t.Errorf("%q", got)
+	}
+	if msg := refusal(t, deaf); msg != "no way" { // of a fleet that does not know the message
+		t.Errorf("%q", msg)
+	}
+}
+
+// waiting is how many wait for a dial.
+func waiting(s *Server) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.ways {
+		w.mu.Lock()
+		if w.attempt != nil {
+			n += w.attempt.waiting
+		}
+		w.mu.Unlock()
+	}
+	return n
+}
+
+func TestSpeechIsBounded(t *testing.T) {
+	s := newSpeech()
+	s.Write(bytes.Repeat([]byte("a"), maxSpeech))
+	_, at, more := s.after(0)
+	s.settle()
+	s.Write([]byte("bc"))
+	<-more
+	if text, _, _ := s.after(at); string(text) != "bc" || len(s.text) != maxSpeech {
+		t.Errorf("%q of %d", text, len(s.text))
+	}
+	if text, _, _ := s.after(0); len(text) != maxSpeech || !bytes.HasSuffix(text, []byte("abc")) {
+		t.Errorf("%d bytes", len(text))
+	}
+	if got := s.unheard(); string(got) != "bc" {
+		t.Errorf("%q", got)
 	}
 }
 
