@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptrace"
 	"sync"
 	"time"
 
@@ -32,6 +33,9 @@ type Attachment struct {
 	Patience time.Duration
 	// Notice is told, in words, when the connection is lost and when it is back.
 	Notice func(text string)
+	// Connected is told when a connection carries the session, and when none
+	// does any more.
+	Connected func(bool)
 	// Lost is told of output that the machine no longer has.
 	Lost func(from, to int64)
 }
@@ -48,13 +52,32 @@ const lastWords = 5 * time.Second
 // ErrDetached says that the attachment ended and the session goes on.
 var ErrDetached = errors.New("detached; the session goes on")
 
+// A signal that comes while nothing is connected is for this side: nobody could
+// say when the command would get it.
+var (
+	ErrInterrupted = errors.New("interrupted; the session goes on")
+	ErrNotBegun    = errors.New("interrupted; no command was started")
+)
+
 // Run starts a session and stays attached until it ends. The id is set as soon
 // as the session exists, also when an error is returned.
 func (c *Client) Run(ctx context.Context, req wire.SessionRequest, a Attachment) (id string, exit *frame.ExitStatus, err error) {
 	req.Stdin = req.Stdin || a.Stdin != nil
 	f := newFollower(a, 0)
 	req.First = f.attach()
-	s, err := c.Exec(ctx, req)
+	// A request that may have been sent is waited for: only its answer tells
+	// whether there is a session, which the signal then goes to.
+	sent := make(chan struct{})
+	asking, settled := f.apart(ctx, sent)
+	var once sync.Once
+	s, err := c.Exec(httptrace.WithClientTrace(asking, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { once.Do(func() { close(sent) }) }}), req)
+	if settled() {
+		if err == nil {
+			s.Close()
+			return s.Session, nil, ErrInterrupted
+		}
+		return "", nil, ErrNotBegun
+	}
 	if err != nil {
 		return "", nil, err
 	}
@@ -78,10 +101,47 @@ type follower struct {
 	Attachment
 	at    int64 // the next output byte; -1 until it is known
 	input *sendBuffer
+	begun sync.Once   // reading input
+	held  chan string // a signal that was taken and is for the command
+}
+
+// apart is for while nothing is connected: a signal ends its context, unless
+// what is waited for is on its way. settled ends that and reports whether it
+// came so.
+func (f *follower) apart(ctx context.Context, onItsWay <-chan struct{}) (_ context.Context, settled func() bool) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() { // ends when settled is called
+		defer close(ended)
+		select {
+		case <-done:
+		case <-onItsWay:
+		case sig := <-f.Signals:
+			select {
+			case <-onItsWay:
+				f.held <- sig
+			default:
+				cancel(ErrInterrupted)
+			}
+		}
+	}()
+	return ctx, func() bool {
+		close(done)
+		<-ended
+		interrupted := errors.Is(context.Cause(ctx), ErrInterrupted)
+		cancel(nil)
+		return interrupted
+	}
+}
+
+func (f *follower) connected(is bool) {
+	if f.Connected != nil {
+		f.Connected(is)
+	}
 }
 
 func newFollower(a Attachment, from int64) *follower {
-	return &follower{Attachment: a, at: from, input: newSendBuffer()}
+	return &follower{Attachment: a, at: from, input: newSendBuffer(), held: make(chan string, 1)}
 }
 
 // attach is the first frame of a stream.
@@ -95,9 +155,6 @@ func (f *follower) attach() []byte {
 
 func (c *Client) follow(ctx context.Context, s *Stream, id string, f *follower) (*frame.ExitStatus, int64, error) {
 	a := f.Attachment
-	if a.Stdin != nil {
-		go f.input.fill(a.Stdin) // a blocked read of standard input cannot be woken; the process's end ends it
-	}
 	defer f.input.stop()
 	patience := a.Patience
 	if patience == 0 {
@@ -117,8 +174,17 @@ func (c *Client) follow(ctx context.Context, s *Stream, id string, f *follower) 
 		case patience < 0:
 			return nil, f.at, lost(id, err)
 		}
+		f.connected(false)
 		f.notice("connection lost (" + err.Error() + "), reconnecting")
-		if s, err = c.reopen(ctx, id, patience, f.notice); err != nil {
+		apart, settled := f.apart(ctx, nil)
+		s, err = c.reopen(apart, id, patience, f.notice)
+		if settled() {
+			if err == nil {
+				s.Close()
+			}
+			return nil, f.at, ErrInterrupted
+		}
+		if err != nil {
 			return nil, f.at, err
 		}
 		f.notice("reconnected")
@@ -194,6 +260,12 @@ func (f *follower) serve(ctx context.Context, s *Stream) (*frame.ExitStatus, err
 	if f.at < 0 {
 		f.at = attached.End
 	}
+	f.connected(true)
+	f.begun.Do(func() {
+		if f.Stdin != nil {
+			go f.input.fill(f.Stdin) // a blocked read of standard input cannot be woken; the process's end ends it
+		}
+	})
 	up := &sender{f: f, s: s, acks: make(chan int64, 1), done: make(chan struct{})}
 	var wg sync.WaitGroup
 	defer func() {
@@ -325,6 +397,8 @@ func (u *sender) run(sent int64) error {
 				continue
 			case offset := <-u.acks:
 				buf = frame.AppendOffset(buf, frame.Ack, offset)
+			case sig := <-u.f.held:
+				buf = frame.Append(buf, frame.Signal, []byte(sig))
 			case sig := <-u.f.Signals:
 				buf = frame.Append(buf, frame.Signal, []byte(sig))
 			case size := <-u.f.Sizes:
@@ -344,6 +418,8 @@ func (u *sender) small(buf []byte) []byte {
 		select {
 		case offset := <-u.acks:
 			buf = frame.AppendOffset(buf, frame.Ack, offset)
+		case sig := <-u.f.held:
+			buf = frame.Append(buf, frame.Signal, []byte(sig))
 		case sig := <-u.f.Signals:
 			buf = frame.Append(buf, frame.Signal, []byte(sig))
 		case size := <-u.f.Sizes:

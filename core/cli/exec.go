@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -271,12 +272,19 @@ func attached(parent context.Context, o *fanout.One, t Target, with streams, run
 			return err
 		}
 		defer restore()
+		at.Notice = func(text string) { c.Notef("fleet: %s: %s\r", t.Name(), text) } // a raw terminal's line ends so
 	}
 	exit, err := run(ctx, at)
+	if errors.Is(err, agentclient.ErrInterrupted) || errors.Is(err, agentclient.ErrNotBegun) {
+		return fault.New(fault.Interrupted, fault.CodeCanceled, "%w", err)
+	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
-		if errors.Is(cause, agentclient.ErrDetached) {
+		switch {
+		case errors.Is(cause, agentclient.ErrDetached):
 			c.Notef("\r\nfleet: %s", cause)
 			return nil
+		case errors.Is(cause, errTerminal):
+			return cause
 		}
 		return fault.New(fault.Interrupted, fault.CodeCanceled, "interrupted; the session goes on")
 	}
@@ -321,8 +329,11 @@ func signals(first bool, cancel context.CancelCauseFunc) (<-chan string, func())
 	}
 }
 
-// terminal makes the caller's terminal raw, follows its size and watches for
-// the escape. The returned function undoes that.
+var errTerminal = errors.New("cannot use terminal")
+
+// terminal makes the caller's terminal raw once the session is there, follows
+// its size and watches for the escape, and for Ctrl-C while nothing is connected.
+// The returned function undoes that.
 func terminal(c *command.Call, at *agentclient.Attachment, cancel context.CancelCauseFunc) (restore func(), err error) {
 	fd := int(c.Stdin.(interface{ Fd() uintptr }).Fd())
 	size := func() (s agentclient.Size) {
@@ -331,9 +342,9 @@ func terminal(c *command.Call, at *agentclient.Attachment, cancel context.Cancel
 		}
 		return s
 	}
-	state, err := term.MakeRaw(fd)
+	state, err := term.GetState(fd)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use terminal: %w", err)
+		return nil, fmt.Errorf("%w: %w", errTerminal, err)
 	}
 	winch, sizes, done, ended := make(chan os.Signal, 1), make(chan agentclient.Size, 1), make(chan struct{}), make(chan struct{})
 	signal.Notify(winch, syscall.SIGWINCH)
@@ -353,7 +364,18 @@ func terminal(c *command.Call, at *agentclient.Attachment, cancel context.Cancel
 		}
 	}()
 	at.Size, at.Sizes = size(), sizes
-	at.Stdin = &escape{r: c.Stdin, fresh: true, leave: func() { cancel(agentclient.ErrDetached) }}
+	input := &escape{r: c.Stdin, fresh: true, leave: cancel}
+	at.Stdin = input
+	raw := false
+	at.Connected = func(is bool) {
+		input.apart.Store(!is)
+		if is && !raw {
+			raw = true
+			if _, err := term.MakeRaw(fd); err != nil {
+				cancel(fmt.Errorf("%w: %w", errTerminal, err))
+			}
+		}
+	}
 	return func() {
 		signal.Stop(winch)
 		close(done)
@@ -363,12 +385,16 @@ func terminal(c *command.Call, at *agentclient.Attachment, cancel context.Cancel
 }
 
 // escape looks for Enter ~ . as ssh(1) does; Enter ~ ~ stands for one tilde.
+// Ctrl-C is the command's, unless nothing is connected.
 type escape struct {
 	r     io.Reader
 	fresh bool // at the beginning of a line
 	tilde bool // after a tilde there
-	leave func()
+	apart atomic.Bool
+	leave context.CancelCauseFunc
 }
+
+const ctrlC = 3
 
 func (e *escape) Read(p []byte) (int, error) {
 	if len(p) < 2 {
@@ -379,8 +405,11 @@ func (e *escape) Read(p []byte) (int, error) {
 		out := make([]byte, 0, 2*n)
 		for _, b := range p[:n] {
 			switch {
+			case b == ctrlC && e.apart.Load():
+				e.leave(agentclient.ErrInterrupted)
+				return 0, agentclient.ErrDetached
 			case e.tilde && b == '.':
-				e.leave()
+				e.leave(agentclient.ErrDetached)
 				return 0, agentclient.ErrDetached // no end of input: the session goes on
 			case e.tilde:
 				e.tilde, e.fresh = false, false
