@@ -121,6 +121,7 @@ func TestInterruptsWhileNothingIsConnected(t *testing.T) {
 	w.screen(&screen, "caught\r\n") // connected, it is the command's
 	proxy.Refuse(true)
 	proxy.Reset()
+	w.screen(&screen, "reconnecting\r\n")
 	w.screen(&screen, "not reconnected yet")
 	io.WriteString(master, "\x03")
 	w.interrupted("a terminal", c, screen.String, "")

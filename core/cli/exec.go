@@ -272,7 +272,9 @@ func attached(parent context.Context, o *fanout.One, t Target, with streams, run
 			return err
 		}
 		defer restore()
-		at.Notice = func(text string) { c.Notef("fleet: %s: %s\r", t.Name(), text) } // a raw terminal's line ends so
+		at.Notice = func(text string) { // a raw terminal's lines end so
+			fmt.Fprintf(c.Stderr, "fleet: %s: %s\r\n", command.Clean(t.Name()), command.Clean(text))
+		}
 	}
 	exit, err := run(ctx, at)
 	if errors.Is(err, agentclient.ErrInterrupted) || errors.Is(err, agentclient.ErrNotBegun) {
