@@ -50,8 +50,7 @@ import (
 )
 
 const (
-	drainFile    = "drain"
-	answeredFile = "answered.json"
+	drainFile = "drain"
 	// reasonHolds is how long a reason that was told beforehand stands for the
 	// stop that is about to come.
 	reasonHolds = 2 * time.Minute
@@ -297,7 +296,7 @@ func (a *Agent) startChecks() *checks {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &checks{cancel: cancel, done: make(chan struct{}), loop: &check.Loop{
-		Store: a.store, Body: a.body, Answered: answered{a.Dirs.Data}, Log: a.Log, Changed: func() { a.probes.Recheck() },
+		Store: a.store, Body: a.body, Log: a.Log, Changed: func() { a.probes.Recheck() },
 		Skewed: a.probes.Soon,
 		Dial:   func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
 	}}
@@ -320,24 +319,6 @@ func (c *checks) stop(log hclog.Logger, reason string) {
 	if err := c.loop.Last(reason); err != nil {
 		log.Warn("the plane did not hear of the stop", "error", err)
 	}
-}
-
-// answered keeps in a file which of the plane's requests were answered.
-type answered struct{ data string }
-
-func (f answered) Load() (r wire.Requests) {
-	if b, err := durable.ReadPrivate(filepath.Join(f.data, answeredFile), 4<<10); err == nil {
-		json.Unmarshal(b, &r)
-	}
-	return r
-}
-
-func (f answered) Save(r wire.Requests) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(filepath.Join(f.data, answeredFile), b, 0o600)
 }
 
 // body is what the machine says of itself, from memory (R17).

@@ -49,13 +49,6 @@ type Plane interface {
 	Close()
 }
 
-// Answered remembers over restarts which requests were answered, so that none
-// is answered twice (R16). Both methods are called by the worker only.
-type Answered interface {
-	Load() wire.Requests
-	Save(wire.Requests) error
-}
-
 // Loop is the check loop of one run of agentd.
 type Loop struct {
 	Store *credential.Store
@@ -63,8 +56,7 @@ type Loop struct {
 	// again after Reload.
 	Dial func(credential.Plane, *wire.CredentialGate) (Plane, error)
 	// Body returns what the machine says of itself, from memory.
-	Body     func() wire.CheckBody
-	Answered Answered
+	Body func() wire.CheckBody
 	// Changed is called by the worker when the credential's state or its last
 	// write's success became another, for the blockers that follow from them.
 	Changed func()
@@ -96,8 +88,6 @@ type Loop struct {
 	offset      *time.Duration
 	toldOffset  time.Duration // what Skewed was called about last
 	requests    wire.Requests
-	rotateBase  int64 // generation when the rotation was asked for
-	answered    wire.Requests
 	workerPlane Plane
 	stopped     bool // revoked: no more checks
 }
@@ -114,9 +104,6 @@ func (l *Loop) Init() {
 	}
 	l.Now = stripMonotonic(l.Now)
 	l.last.IntervalS = l.pace.interval.Seconds()
-	if l.Answered != nil {
-		l.answered = l.Answered.Load()
-	}
 }
 
 // stripMonotonic leaves only the wall clock, which goes on while the machine sleeps.
@@ -271,7 +258,7 @@ func (l *Loop) ready() (credential.Credential, bool) {
 func (l *Loop) check(ctx context.Context, cred credential.Credential) {
 	l.started = l.Now()
 	l.seq++
-	answer, err := l.client.Check(ctx, cred, l.header(), l.body(wire.Lifecycle{State: wire.SaidRunning}))
+	answer, err := l.client.Check(ctx, cred, l.header(), l.body(cred, wire.Lifecycle{State: wire.SaidRunning}))
 	if ctx.Err() != nil {
 		return
 	}
@@ -351,17 +338,8 @@ func (l *Loop) note(a *wire.CheckAnswer, now time.Time) {
 			l.Skewed()
 		}
 	}
-	if a.Requests.Rotate != nil && !sameTime(a.Requests.Rotate, l.requests.Rotate) {
-		l.rotateBase = a.Generation
-	}
 	l.requests = a.Requests
-	if want := l.requests.Rotate; want != nil && !sameTime(want, l.answered.Rotate) && a.Generation > l.rotateBase {
-		l.answered.Rotate = want
-		poke(l.kick) // the echo need not wait for the interval
-	}
 }
-
-func sameTime(a, b *time.Time) bool { return a != nil && b != nil && a.Equal(*b) }
 
 // report records a check's outcome and logs what changed, not every repetition.
 func (l *Loop) report(err error, now time.Time, wait time.Duration) {
@@ -390,15 +368,15 @@ const (
 	maxWords    = 512
 )
 
-// body is the check's body, cut to its bound.
-func (l *Loop) body(life wire.Lifecycle) []byte {
+// body is the check's body, cut to its bound. What it presents says which
+// request to rotate it answers (R16): the plane that accepts it has it in the
+// same transaction, and one that knows of no such request passes over it.
+func (l *Loop) body(cred credential.Credential, life wire.Lifecycle) []byte {
 	b := l.Body()
 	b.Lifecycle = life
-	l.mu.Lock()
-	if want := l.requests.Rotate; want != nil && sameTime(want, l.answered.Rotate) {
-		b.Echo.Rotate = want
+	if !cred.Answers.IsZero() {
+		b.Echo.Rotate = &cred.Answers
 	}
-	l.mu.Unlock()
 	if b.Readiness != nil {
 		cut := make([]wire.Finding, 0, min(len(b.Readiness.Blockers), maxBlockers))
 		for _, f := range b.Readiness.Blockers[:min(len(b.Readiness.Blockers), maxBlockers)] {
@@ -432,13 +410,12 @@ func (l *Loop) Last(reason string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), lastBudget)
 	defer cancel()
 	l.seq++
-	_, err := l.client.Check(ctx, cred, l.header(), l.body(wire.Lifecycle{State: wire.SaidStopping, Reason: &reason}))
+	_, err := l.client.Check(ctx, cred, l.header(), l.body(cred, wire.Lifecycle{State: wire.SaidStopping, Reason: &reason}))
 	return err
 }
 
 // worker does what answers lead to on disk and in further requests.
 func (l *Loop) worker(ctx context.Context) {
-	saved := l.answered
 	said := ""
 	state := l.Store.Status()
 	for {
@@ -448,8 +425,7 @@ func (l *Loop) worker(ctx context.Context) {
 		case <-l.work:
 		}
 		l.mu.Lock()
-		client, stopped, answered := l.workerPlane, l.stopped, l.answered
-		rotate := l.requests.Rotate != nil && !sameTime(l.requests.Rotate, answered.Rotate)
+		client, stopped, request := l.workerPlane, l.stopped, l.requests.Rotate
 		l.mu.Unlock()
 		if stopped {
 			if err := l.Store.MarkRevoked(l.Now()); err != nil {
@@ -459,7 +435,7 @@ func (l *Loop) worker(ctx context.Context) {
 		}
 		if client != nil {
 			wctx, cancel := context.WithTimeout(ctx, workBudget)
-			moved, err := l.Store.Advance(wctx, client, rotate)
+			moved, err := l.Store.Advance(wctx, client, request)
 			cancel()
 			if err != nil && ctx.Err() == nil && err.Error() != said {
 				said = err.Error()
@@ -475,13 +451,6 @@ func (l *Loop) worker(ctx context.Context) {
 		if now := l.Store.Status(); l.Changed != nil && (now.State != state.State || now.Problem != state.Problem) {
 			state = now
 			l.Changed()
-		}
-		if l.Answered != nil && answered.Rotate != nil && !sameTime(answered.Rotate, saved.Rotate) {
-			if err := l.Answered.Save(answered); err != nil {
-				l.Log.Warn("cannot record an answered request", "error", err)
-			} else {
-				saved = answered
-			}
 		}
 	}
 }

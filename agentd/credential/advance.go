@@ -4,16 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
 
 // Advance does what the last success makes possible: it promotes a next that
-// was accepted, and starts or repeats a rotation. rotate asks for one; the
-// first generation, whose secret travelled, is always rotated away (R1).
-// moved reports that another credential is to be presented now.
-func (s *Store) Advance(ctx context.Context, r Rotator, rotate bool) (moved bool, err error) {
+// was accepted, and starts or repeats a rotation. request is the plane's, or
+// nil; a generation answers it if it was made for it. The first generation,
+// whose secret travelled, is always rotated away (R1). moved reports that
+// another credential is to be presented now.
+func (s *Store) Advance(ctx context.Context, r Rotator, request *time.Time) (moved bool, err error) {
 	s.io.Lock()
 	defer s.io.Unlock()
 	s.mu.Lock()
@@ -22,7 +24,7 @@ func (s *Store) Advance(ctx context.Context, r Rotator, rotate bool) (moved bool
 	if acc == nil {
 		return false, nil
 	}
-	target, err := s.prepare(acc, rotate)
+	target, err := s.prepare(acc, request)
 	if err != nil || target == nil {
 		return false, err
 	}
@@ -46,19 +48,28 @@ func (s *Store) Advance(ctx context.Context, r Rotator, rotate bool) (moved bool
 }
 
 // prepare is Advance's part on disk. It returns the credential to rotate to.
-func (s *Store) prepare(acc *Credential, rotate bool) (target *Credential, err error) {
+func (s *Store) prepare(acc *Credential, request *time.Time) (target *Credential, err error) {
 	unlock, err := s.fs.Lock()
 	if err != nil {
 		return nil, s.wrote(err)
 	}
 	defer unlock()
-	s.reloadChanged()
+	// Another process may have changed what lies there: an install, or another
+	// agentd where no lock could be had. What is staged there is the next
+	// generation, and never gives way to one of ours.
+	lost := s.reload()
 	s.mu.Lock()
 	held, damaged, row := s.held, s.damaged, s.row
 	stale := s.accepted == nil
 	s.mu.Unlock()
 	if stale {
 		return nil, nil
+	}
+	if lost {
+		if err := s.stage(acc, damaged[next] != ""); err != nil {
+			return nil, s.wrote(fmt.Errorf("cannot write back the credential in use: %w", err))
+		}
+		held, damaged[next] = s.unslot(acc), ""
 	}
 	if acc.is(held[next]) {
 		if err := s.promote(held, damaged); err != nil {
@@ -78,30 +89,19 @@ func (s *Store) prepare(acc *Credential, rotate bool) (target *Credential, err e
 	for _, c := range held {
 		newest = newest && (c == nil || c.Generation <= acc.Generation)
 	}
-	if !newest || !rotate && acc.Generation > 1 {
+	unanswered := request != nil && !request.Equal(acc.Answers)
+	if !newest || !unanswered && acc.Generation > 1 {
 		return nil, s.wrote(nil)
 	}
 	c := &Credential{Machine: acc.Machine, Generation: acc.Generation + 1, Secret: secret.New("fm_")}
+	if request != nil {
+		c.Answers = *request
+	}
 	if err := s.stage(c, damaged[next] != ""); err != nil {
 		return nil, s.wrote(fmt.Errorf("cannot write next credential: %w", err))
 	}
 	s.wrote(nil)
 	return c, nil
-}
-
-// reloadChanged adopts what another process put under the main name.
-func (s *Store) reloadChanged() {
-	b, err := s.fs.Read(CurrentFile)
-	var c *Credential
-	if err == nil {
-		c, _ = decode(b)
-	}
-	s.mu.Lock()
-	same := c.is(s.held[current]) || c == nil && s.held[current] == nil
-	s.mu.Unlock()
-	if !same {
-		s.reload()
-	}
 }
 
 // wrote records how the last write went.
@@ -132,6 +132,17 @@ func (s *Store) stage(c *Credential, damaged bool) error {
 		s.cursor = current // what works stays in use until the plane has heard
 	}
 	return nil
+}
+
+// unslot leaves acc, which was written back, under next alone.
+func (s *Store) unslot(acc *Credential) [slots]*Credential {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[current].is(acc) {
+		s.held[current] = nil
+	}
+	s.cursor = next
+	return s.held
 }
 
 // promote makes next current and current previous (step 4).

@@ -27,6 +27,22 @@
 //     the two n+1 still stands under next. A crash before, between or after
 //     leaves n+1 under one of the two names.
 //
+// A rotation that the plane asked for is answered by using the generation that
+// was made for it. The request's value stands in the file of the secret, so
+// that every check that presents it says which request it answers, also the
+// one that promotes it, after a restart, and to a plane that was restored from
+// a backup. A generation that was staged before the request came answers
+// nothing: it is promoted, and another one is made (R16).
+//
+// Before each step the files are read again, under a lock that every process
+// that changes them takes. Where two agentd serve one directory (the lock of
+// the service could not be had), what one staged is the other's next
+// generation too, and is never replaced: only a next that is damaged is, and a
+// damaged one was never sent, since it is read back before. A file that cannot
+// be read says nothing against the memory of one that works, and a credential
+// in use that has gone from the disk is written back, unless an install put
+// another in its place.
+//
 // credential.previous changes only in step 4, when n+1 has been proven: so n-1
 // is given up when its successor's successor works. A plane restored from a
 // backup that is one generation old knows the credential under previous. The

@@ -97,6 +97,10 @@ type Credential struct {
 	Machine    string
 	Generation int64
 	Secret     secret.Text
+	// Answers is the plane's request that this generation was made for, or
+	// zero. It is part of the file, so that whoever holds the secret knows which
+	// request using it answers: no second record can disagree with it (R16).
+	Answers time.Time
 }
 
 func (c *Credential) is(o *Credential) bool {
@@ -111,12 +115,14 @@ type file struct {
 	Generation int64  `json:"generation"`
 	Secret     string `json:"secret"`
 	Digest     string `json:"digest"`
+	// Answers is the value of the request that was answered, if one was.
+	Answers time.Time `json:"answers,omitzero"`
 }
 
 const fileSchema = "fleet.machine-secret/v1"
 
 func encode(c *Credential) []byte {
-	b, err := json.Marshal(file{fileSchema, c.Machine, c.Generation, c.Secret.Reveal(), c.Secret.Digest().Hex()})
+	b, err := json.Marshal(file{fileSchema, c.Machine, c.Generation, c.Secret.Reveal(), c.Secret.Digest().Hex(), c.Answers})
 	if err != nil {
 		panic(err) // strings and a number
 	}
@@ -134,7 +140,7 @@ func decode(b []byte) (*Credential, error) {
 	if json.Unmarshal(b, &f) != nil {
 		return nil, errDamaged
 	}
-	c := &Credential{Machine: f.Machine, Generation: f.Generation, Secret: secret.Of(f.Secret)}
+	c := &Credential{Machine: f.Machine, Generation: f.Generation, Secret: secret.Of(f.Secret), Answers: f.Answers}
 	if f.Schema != fileSchema || !wire.IsMachineID(f.Machine) || f.Generation < 1 || c.Secret.Empty() || c.Secret.Digest().Hex() != f.Digest {
 		return nil, errDamaged
 	}

@@ -99,15 +99,23 @@ func (s *Store) Reload() {
 	s.reload()
 }
 
-func (s *Store) reload() {
+// reload adopts what is on disk, and reports whether the credential in use is
+// nowhere there. What cannot be read says nothing against what memory holds: a
+// process that has run out of file descriptors still has its identity.
+func (s *Store) reload() (lost bool) {
 	var held [slots]*Credential
 	var damaged [slots]string
+	s.mu.Lock()
+	had := s.held
+	s.mu.Unlock()
 	for i, name := range names {
 		b, err := s.fs.Read(name)
-		if errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			continue
-		}
-		if err == nil {
+		case err != nil:
+			held[i] = had[i]
+		default:
 			held[i], err = decode(b)
 		}
 		if err != nil {
@@ -135,7 +143,10 @@ func (s *Store) reload() {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	same := s.held[s.cursor].is(held[s.cursor]) && s.held[s.cursor] != nil
+	if lost = s.lostLocked(held); lost {
+		held[s.cursor] = s.accepted
+	}
+	same := s.held[s.cursor].is(held[s.cursor])
 	s.held, s.damaged = held, damaged
 	s.plane, s.gate, s.planeErr = plane, gate, planeErr
 	machine := s.machineLocked()
@@ -151,6 +162,22 @@ func (s *Store) reload() {
 		s.state = ""
 		s.accepted = nil
 	}
+	return lost
+}
+
+// lostLocked reports whether the credential that the plane accepted last has
+// gone from the disk, and nobody put another one in its place.
+func (s *Store) lostLocked(disk [slots]*Credential) bool {
+	acc := s.accepted
+	if acc == nil || !acc.is(s.held[s.cursor]) {
+		return false
+	}
+	for _, c := range disk {
+		if c != nil && (c.Machine != acc.Machine || c.Generation >= acc.Generation) {
+			return false
+		}
+	}
+	return disk[current] == nil || disk[current].is(s.held[current])
 }
 
 func (s *Store) readJSON(name string, v any) error {

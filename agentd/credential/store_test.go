@@ -22,6 +22,7 @@ type disk struct {
 	durable map[string]*inode
 	ops     []func(map[string]*inode) // directory changes since the last SyncDir
 	full    bool
+	unread  error // what every read meets
 	crashIn int // operations until the crash, 0: none
 }
 
@@ -52,6 +53,9 @@ var errFull = errors.New("no space left on device")
 
 func (d *disk) Read(name string) ([]byte, error) {
 	f := d.now[name]
+	if d.unread != nil {
+		return nil, d.unread
+	}
 	if f == nil {
 		return nil, fs.ErrNotExist
 	}
@@ -263,8 +267,17 @@ func TestSomeCredentialOnDiskIsAlwaysAccepted(t *testing.T) { // R20, R21
 				s.Refused(c, code)
 			}
 		}
+		// The plane asks at a time that is its own.
+		asked := time.Unix(0, 0)
 		advance := func(rotate bool) {
-			s.Advance(context.Background(), p, rotate)
+			if !rotate {
+				s.Advance(context.Background(), p, nil)
+				return
+			}
+			if c, ok := s.Present(); ok && c.Answers.Equal(asked) {
+				asked = asked.Add(time.Second)
+			}
+			s.Advance(context.Background(), p, &asked)
 		}
 		r.Repeat(map[string]func(*rapid.T){
 			"check":   func(*rapid.T) { check() },
@@ -336,7 +349,7 @@ func TestFullDiskKeepsTheOldOneAndSaysSo(t *testing.T) { // R21
 	d.full = true
 	c, _ := s.Present()
 	s.Accepted(c, time.Now())
-	if _, err := s.Advance(context.Background(), p, false); err == nil {
+	if _, err := s.Advance(context.Background(), p, nil); err == nil {
 		t.Fatal("a rotation on a full disk succeeded")
 	}
 	if st := s.Status(); st.Problem == "" || st.State != wire.CredentialOK || strings.Contains(st.Problem, c.Secret.Reveal()) {
@@ -347,7 +360,7 @@ func TestFullDiskKeepsTheOldOneAndSaysSo(t *testing.T) { // R21
 	}
 	d.full = false
 	s.Accepted(c, time.Now())
-	if moved, err := s.Advance(context.Background(), p, false); err != nil || !moved || s.Status().Problem != "" {
+	if moved, err := s.Advance(context.Background(), p, nil); err != nil || !moved || s.Status().Problem != "" {
 		t.Fatal(moved, err, s.Status())
 	}
 }
@@ -360,14 +373,14 @@ func TestPromotionNeedsNoSpace(t *testing.T) { // R21
 	p := &server{gen: 1, current: secret.Of(doc.Secret).Digest()}
 	c, _ := s.Present()
 	s.Accepted(c, time.Now())
-	s.Advance(context.Background(), p, false)
+	s.Advance(context.Background(), p, nil)
 	d.full = true
 	c, _ = s.Present()
 	if code := p.use(c.Secret.Digest()); code != "" || c.Generation != 2 {
 		t.Fatal(code, c.Generation)
 	}
 	s.Accepted(c, time.Now())
-	if _, err := s.Advance(context.Background(), p, false); err != nil {
+	if _, err := s.Advance(context.Background(), p, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := decode([]byte(d.now[CurrentFile].data)); err != nil || got.Generation != 2 {

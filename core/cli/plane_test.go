@@ -104,6 +104,7 @@ func newFake(t *testing.T) *fakePlane {
 	mux.HandleFunc("DELETE "+wire.PathMachines+"/{id}", p.remove)
 	mux.HandleFunc("POST "+wire.PathMachines+"/{id}/rename", p.edit)
 	mux.HandleFunc("POST "+wire.PathMachines+"/{id}/labels", p.edit)
+	mux.HandleFunc("POST "+wire.PathMachines+"/{id}/requests", p.ask)
 	mux.HandleFunc("GET "+wire.PathAudit, p.auditLog)
 	mux.HandleFunc("GET "+wire.PathWhoami, func(w http.ResponseWriter, _ *http.Request) {
 		p.answer(w, wire.Whoami{Schema: wire.SchemaWhoami, Plane: "https://plane", Kind: "person", Name: "dana", Role: "owner", Key: "SHA256:abc", ExpiresAt: at("2026-01-02T15:04:05Z")})
@@ -182,7 +183,9 @@ func (p *fakePlane) say(w http.ResponseWriter, status int, d wire.ErrorDetail) {
 func (p *fakePlane) list(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	out := []wire.Machine{}
-	for _, m := range p.machines {
+	for i := range p.machines {
+		p.hear(i)
+		m := p.machines[i]
 		match := q.Get("match")
 		if match != "" && !strings.HasPrefix(m.ID, match) && !strings.HasPrefix(m.Name, match) {
 			continue
@@ -215,6 +218,7 @@ func (p *fakePlane) find(w http.ResponseWriter, id string) int {
 
 func (p *fakePlane) one(w http.ResponseWriter, r *http.Request) {
 	if i := p.find(w, r.PathValue("id")); i >= 0 {
+		p.hear(i)
 		p.answer(w, p.machines[i])
 	}
 }
@@ -251,6 +255,32 @@ func (p *fakePlane) edit(w http.ResponseWriter, r *http.Request) {
 		delete(p.machines[i].Labels, k)
 	}
 	p.answer(w, p.machines[i])
+}
+
+// ask takes a request to rotate, at one and the same time.
+func (p *fakePlane) ask(w http.ResponseWriter, r *http.Request) {
+	i := p.find(w, r.PathValue("id"))
+	if i < 0 {
+		return
+	}
+	var req wire.AskRequest
+	json.NewDecoder(r.Body).Decode(&req)
+	p.did("%s %s %g", req.Kind, p.machines[i].ID, req.OlderThanS)
+	m, now := &p.machines[i], at("2026-01-02T03:04:05Z")
+	young := m.Credential.IssuedAt != nil && now.Sub(m.Credential.IssuedAt.Time).Seconds() < req.OlderThanS
+	if m.Requests.Rotate == nil && !young {
+		m.Requests.Rotate = now
+	}
+	p.answer(w, *m)
+}
+
+// hear is the machine's next check: one that is present rotates.
+func (p *fakePlane) hear(i int) {
+	if m := &p.machines[i]; m.Requests.Rotate != nil && m.Presence == wire.Present && unwritable(*m) == nil {
+		m.Requests.Rotate = nil
+		m.Credential.Generation++
+		m.Credential.IssuedAt = at("2026-01-02T03:05:00Z")
+	}
 }
 
 func (p *fakePlane) auditLog(w http.ResponseWriter, r *http.Request) {

@@ -83,6 +83,12 @@ func describe(w io.Writer, m wire.Machine) error {
 	if m.Credential.NextPending {
 		cred += ", next one pending"
 	}
+	if m.Requests.Rotate != nil {
+		cred += ", asked to rotate"
+	}
+	if behind(m) {
+		cred += "; a superseded one was presented since the last check"
+	}
 	row("credential", "%s", cred)
 	if words := agentWords(m.Agent); words != "" {
 		row("agent", "%s", words)

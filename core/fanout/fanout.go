@@ -46,8 +46,8 @@ type Spec struct {
 	// Destructive deeds cannot be undone: --yes where a selector selects, and
 	// words that name exactly.
 	Destructive bool
-	// Cheap deeds only wait and hold nothing: all begin at once, and
-	// --max-failed ends them.
+	// Cheap deeds only wait and hold nothing, or bound what they hold
+	// themselves: all begin at once, and --max-failed ends them.
 	Cheap bool
 	// Streams says that a machine's output is shown as it comes.
 	Streams bool
@@ -92,6 +92,8 @@ type Outcome struct {
 	// Exit is a remote command's own exit code. If it is not 0, the machine
 	// counts as failed.
 	Exit int
+	// Status is the word that a result carries, where the command has such.
+	Status string
 	// Printed says that the deed has shown what there is to show.
 	Printed bool
 	// Show prints what a person reads of a machine that was named. Without it

@@ -92,7 +92,7 @@ func (s *Selection) single(ctx context.Context, c *command.Call, m Machine, do D
 }
 
 func (s *Selection) result(m Machine, what Outcome, err error) wire.Result {
-	r := wire.Result{Machine: m.ID, Name: m.Name, OK: err == nil && what.Exit == 0, Exit: what.Exit, Document: what.Document}
+	r := wire.Result{Machine: m.ID, Name: m.Name, OK: err == nil && what.Exit == 0, Exit: what.Exit, Status: what.Status, Document: what.Document}
 	if f := fault.Of(err); f != nil {
 		r.Exit = f.Exit
 		if s.spec.FailureExit != 0 && f.Exit != fault.Usage && f.Exit != fault.Interrupted {

@@ -357,6 +357,14 @@ func (c *Client) Ask(ctx context.Context, id, kind string) (m wire.Machine, err 
 	return m, err
 }
 
+// AskToRotate asks the machine to rotate its credential, or joins a request
+// that waits. With olderThan, a credential that was issued less than so long
+// ago is left alone, and the answer then shows no request.
+func (c *Client) AskToRotate(ctx context.Context, id string, olderThan time.Duration) (m wire.Machine, err error) {
+	err = c.do(ctx, "POST", machinePath(id)+"/requests", wire.AskRequest{Kind: wire.ScopeRotate, OlderThanS: olderThan.Seconds()}, &m)
+	return m, err
+}
+
 // Delete deletes the machine: its credential is dead, its installation free.
 func (c *Client) Delete(ctx context.Context, id string) (a wire.DeleteAnswer, err error) {
 	err = c.do(ctx, "DELETE", machinePath(id), nil, &a)

@@ -26,6 +26,7 @@ func TestDocuments(t *testing.T) {
 		"refusal":       wire.Error{},
 		"rotate":        wire.RotateRequest{},
 		"rotate-answer": wire.RotateAnswer{},
+		"rotation":      wire.Rotation{Schema: wire.SchemaRotation},
 		"service":       wire.ServiceRecord{Schema: wire.SchemaService},
 		"session":       wire.Session{Schema: wire.SchemaSession},
 		"test":          wire.Test{Schema: wire.SchemaTest},

@@ -10,6 +10,7 @@ const (
 	SchemaInstall    = "fleet.install/v1"
 	SchemaTest       = "fleet.test/v1"
 	SchemaSummary    = "fleet.summary/v1"
+	SchemaRotation   = "fleet.rotation/v1"
 	SchemaResults    = "fleet.results/v1"
 	SchemaPlane      = "fleet.plane/v1"
 	SchemaCredential = "fleet.credential/v1"
@@ -101,6 +102,11 @@ type MachineCredential struct {
 	NextPending bool   `json:"next_pending"`
 	IssuedAt    *Time  `json:"issued_at"`
 	ExpiresAt   *Time  `json:"expires_at"`
+	StagedAt    *Time  `json:"staged_at"` // since when the next one is pending
+	// BehindAt is when a superseded generation was presented last, as far as
+	// the plane that runs now remembers: by a machine whose disk went back, or
+	// by a copy of it.
+	BehindAt *Time `json:"behind_at"`
 }
 
 // MachineAgent is what the machine says of the program that it runs.
@@ -186,6 +192,9 @@ type LabelRequest struct {
 // AskRequest is the body of POST /v1/machines/{id}/requests.
 type AskRequest struct {
 	Kind string `json:"kind"` // logs | rotate
+	// OlderThanS, with rotate, asks only a machine whose credential was issued
+	// at least so long ago, by the plane's clock.
+	OlderThanS float64 `json:"older_than_s,omitempty"`
 }
 
 // DeleteAnswer is the answer to DELETE /v1/machines/{id}.

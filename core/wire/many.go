@@ -14,6 +14,14 @@ const (
 	StatusNotBegun = "not_begun" // left out by --max-failed or an interrupt; counts as neither
 )
 
+// Statuses of a rotation, and of a Result of one.
+const (
+	StatusDone      = "done"      // it has rotated, or its credential is young enough
+	StatusRequested = "requested" // the request waits at the plane for the machine
+	StatusDeferred  = "deferred"  // the machine is there and says that it cannot yet; it tries on
+	StatusFailed    = "failed"
+)
+
 // Result is one machine's line among many.
 type Result struct {
 	Machine string `json:"machine"`
@@ -27,6 +35,21 @@ type Result struct {
 	Status string          `json:"status,omitempty"`
 	// Document is what the command prints under --json for one machine.
 	Document any `json:"document,omitempty"`
+}
+
+// Rotation is fleet.rotation/v1: what became of a request to rotate.
+type Rotation struct {
+	Schema  string `json:"schema"`
+	Machine string `json:"machine"`
+	Name    string `json:"name"`
+	Status  string `json:"status"`
+	// Generation is the machine's current one.
+	Generation int64 `json:"generation"`
+	IssuedAt   *Time `json:"issued_at"`
+	// RequestedAt is the request's value, as long as it waits.
+	RequestedAt *Time `json:"requested_at"`
+	// Detail says what the machine waits for, or why nothing was to be done.
+	Detail string `json:"detail,omitempty"`
 }
 
 // Results is fleet.results/v1: many results as one document, by name and then

@@ -62,7 +62,7 @@ func New(c Config) *API {
 	a := &API{Config: c}
 	a.nonces = login.Verifier{URL: c.URL, Now: c.Now}
 	a.failures = login.Limiter{Now: c.Now}
-	a.metrics = newMetrics(c.Store, c.Now)
+	a.metrics = newMetrics(c.Store, c.Policy, c.Now)
 	a.calls.New = func() any { return new(call) }
 	a.constant = constantAnswer(c.Policy)
 	return a

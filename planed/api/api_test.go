@@ -267,6 +267,9 @@ func TestBadInputIsRefusedInWords(t *testing.T) {
 		{"POST", m + "/labels", `{"set":{"k":"192.0.2.1"}}`, 400, "network address"},
 		{"POST", m + "/labels", `{"set":{"k":"v"},"remove":["k"]}`, 400, "at once"},
 		{"POST", m + "/requests", `{"kind":"reboot"}`, 400, "logs or rotate"},
+		{"POST", m + "/requests", `{"kind":"rotate","older_than_s":-1}`, 400, "older_than_s"},
+		{"POST", m + "/requests", `{"kind":"rotate","older_than_s":1e300}`, 400, "older_than_s"},
+		{"POST", m + "/requests", `{"kind":"logs","older_than_s":1}`, 400, "goes with rotate"},
 		{"POST", wire.PathMachines, `{"installation_digest":"` + d + `","credential_digest":"` + empty + `"}`, 400, "nothing"},
 		{"POST", wire.PathMachines, `{"installation_digest":"` + d + `","credential_digest":"00"}`, 400, "64 hexadecimal"},
 		{"POST", wire.PathMachines, `{"installation_digest":"` + d + `","credential_digest":"` + strings.Repeat("0", 64) + `"}`, 400, "64 hexadecimal"},
@@ -422,7 +425,7 @@ func TestMetricsNameNobody(t *testing.T) { // R18
 			t.Errorf("metrics say %q", never)
 		}
 	}
-	for _, always := range []string{`fleet_checks_total{standing="current"} 1`, "fleet_machines 2"} {
+	for _, always := range []string{`fleet_checks_total{standing="current"} 1`, "fleet_machines 2", `fleet_rotations_total{step="staged"} 0`} {
 		if !bytes.Contains(out, []byte(always)) {
 			t.Errorf("metrics do not say %q", always)
 		}

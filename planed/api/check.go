@@ -50,7 +50,11 @@ func (a *API) check(c *call) error {
 		return err
 	}
 	a.metrics.checks[did.Standing].Inc()
-	if did.Standing != identity.Current && did.Standing != identity.Next {
+	switch did.Standing {
+	case identity.Current:
+	case identity.Next:
+		a.metrics.confirmed.Inc()
+	default:
 		return standing(did.Standing, id)
 	}
 
@@ -136,13 +140,19 @@ func (a *API) rotate(c *call) error {
 		return bad("%s", err)
 	}
 	id, presented := machineBearer(c.r)
-	s, err := a.Store.Rotate(c.ctx(), store.Rotation{
+	did, err := a.Store.Rotate(c.ctx(), store.Rotation{
 		Machine: id, Presented: presented, Generation: req.Generation, Digest: digest, At: a.Now(),
 	})
+	if did.Standing == identity.Next {
+		a.metrics.confirmed.Inc()
+	}
+	if did.Staged {
+		a.metrics.staged.Inc()
+	}
 	if err != nil {
 		return err
 	}
-	if err := standing(s, id); err != nil {
+	if err := standing(did.Standing, id); err != nil {
 		return err
 	}
 	return c.answer(wire.RotateAnswer{Machine: id, Generation: req.Generation})

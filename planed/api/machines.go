@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
@@ -280,6 +281,9 @@ func (a *API) label(c *call) error {
 	return a.editAndShow(c, store.Change{Label: &store.LabelChange{Set: req.Set, Remove: req.Remove}})
 }
 
+// maxAge bounds older_than_s: nothing here is older.
+const maxAge = 100 * 365 * 24 * time.Hour
+
 // ask is POST /v1/machines/{id}/requests. A token needs the scope that the
 // kind is named after.
 func (a *API) ask(c *call) error {
@@ -293,5 +297,12 @@ func (a *API) ask(c *call) error {
 	if c.who.Kind == "token" && !allowed(&Route{Who: Scoped, Scopes: []string{req.Kind}}, c.who) {
 		return errForbidden
 	}
-	return a.editAndShow(c, store.Change{Ask: &req.Kind})
+	older := req.OlderThanS
+	if !(older >= 0 && older <= maxAge.Seconds()) {
+		return bad("older_than_s is from 0 to %g", maxAge.Seconds())
+	}
+	if older > 0 && req.Kind != wire.ScopeRotate {
+		return bad("older_than_s goes with rotate")
+	}
+	return a.editAndShow(c, store.Change{Ask: &machine.Wish{Kind: req.Kind, OlderThan: time.Duration(older * float64(time.Second))}})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fleet.example/fleet/planed/identity"
+	"fleet.example/fleet/planed/machine"
 	"fleet.example/fleet/planed/store"
 )
 
@@ -18,12 +19,14 @@ type metrics struct {
 	registry    *prometheus.Registry
 	checks      [identity.Revoked + 1]prometheus.Counter // by standing
 	checkFailed prometheus.Counter
+	staged      prometheus.Counter
+	confirmed   prometheus.Counter
 	shed        prometheus.Counter
 	unknown     prometheus.Counter
 	requests    *prometheus.CounterVec
 }
 
-func newMetrics(st store.Store, now func() time.Time) *metrics {
+func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry()}
 	checks := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fleet_checks_total", Help: "Checks, by what the presented credential was."}, []string{"standing"})
@@ -35,6 +38,9 @@ func newMetrics(st store.Store, now func() time.Time) *metrics {
 	}
 	m.checkFailed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "fleet_checks_failed_total", Help: "Checks that could not be judged or recorded."})
+	rotations := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fleet_rotations_total", Help: "Rotations: next generations that were staged, and those that a first use confirmed."}, []string{"step"})
+	m.staged, m.confirmed = rotations.WithLabelValues("staged"), rotations.WithLabelValues("confirmed")
 	m.shed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "fleet_requests_shed_total", Help: "Requests refused with 503 because too many were under way."})
 	m.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -43,7 +49,7 @@ func newMetrics(st store.Store, now func() time.Time) *metrics {
 	gauge := func(name, help string, f func(store.Stats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return f(st.Stats()) })
 	}
-	m.registry.MustRegister(checks, m.checkFailed, m.shed, m.requests,
+	m.registry.MustRegister(checks, m.checkFailed, rotations, &pending{st, p}, m.shed, m.requests,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("fleet_machines", "Machines that are not deleted.", func(s store.Stats) float64 { return float64(s.Machines) }),
 		gauge("fleet_tombstones", "Deleted machines that are remembered.", func(s store.Stats) float64 { return float64(s.Tombstones) }),
@@ -63,6 +69,25 @@ func newMetrics(st store.Store, now func() time.Time) *metrics {
 		}),
 	)
 	return m
+}
+
+// pending collects the rotations that are under way, all states in one look.
+type pending struct {
+	store  store.Store
+	policy machine.Policy
+}
+
+var pendingDesc = prometheus.NewDesc("fleet_rotations_pending",
+	"Machines that were asked to rotate and have not (requested), that have a next generation which was never used (staged), and those of either that keep checking and get no further (stuck).",
+	[]string{"state"}, nil)
+
+func (*pending) Describe(ch chan<- *prometheus.Desc) { ch <- pendingDesc }
+
+func (c *pending) Collect(ch chan<- prometheus.Metric) {
+	n := c.store.Rotations(c.policy)
+	for state, count := range map[string]int{"requested": n.Requested, "staged": n.Staged, "stuck": n.Stuck} {
+		ch <- prometheus.MustNewConstMetric(pendingDesc, prometheus.GaugeValue, float64(count), state)
+	}
 }
 
 // routeCounters are a route's counters, the common one made beforehand.

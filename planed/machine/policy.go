@@ -60,6 +60,13 @@ func (p Policy) Presence(last, now time.Time, e Epoch) (word string, absentSince
 	return wire.Present, time.Time{}
 }
 
+// Stuck reports whether a rotation that was asked for or staged at since got no
+// further although the machine kept checking until heard. One whose machine is
+// silent is not stuck: it waits for the machine.
+func (p Policy) Stuck(since, heard time.Time) bool {
+	return !since.IsZero() && heard.Sub(since) > p.Silence()
+}
+
 // View is the row as people see it at an instant.
 func (r *Row) View(p Policy, e Epoch, now time.Time) wire.Machine {
 	m := wire.Machine{
@@ -75,6 +82,8 @@ func (r *Row) View(p Policy, e Epoch, now time.Time) wire.Machine {
 			Generation:  r.Credential.Generation,
 			NextPending: !r.Credential.Next.IsZero(),
 			IssuedAt:    wire.TimeOf(r.IssuedAt),
+			StagedAt:    wire.TimeOf(r.StagedAt),
+			BehindAt:    wire.TimeOf(r.BehindAt),
 		},
 		Agent: wire.MachineAgent{
 			Version: r.Told.Version, OS: r.Told.OS, Arch: r.Told.Arch,

@@ -45,9 +45,11 @@ type Row struct {
 	Installation secret.Digest
 	Credential   identity.Row
 	IssuedAt     time.Time // when the current generation was admitted or first used
+	StagedAt     time.Time // since when a next generation waits for its first use; zero when none does
 	Told         Told
 	Asked        Asked
 	LastCheck    time.Time // zero: never. Coalesced: a crash may lose the latest
+	BehindAt     time.Time // when a superseded secret was presented last. Memory's alone: a restart forgets it
 	Deleted      *Deleted
 }
 
@@ -143,7 +145,7 @@ func (r *Row) Admit(a Admission, now time.Time) (identity.Admission, []audit.Eve
 		r.Credential = before
 		return 0, nil, err
 	}
-	r.IssuedAt = now
+	r.IssuedAt, r.StagedAt = now, time.Time{}
 	r.adorn(a)
 	return outcome, r.events(now, a.By.Actor, "machine.readmit", map[string]string{"owner": r.Owner, "name": r.Name}), nil
 }
@@ -214,14 +216,22 @@ func (r *Row) Label(by By, set map[string]string, remove []string, now time.Time
 	return r.events(now, by.Actor, "machine.label", detail), nil
 }
 
+// Wish is a person's or a token's request to a machine.
+type Wish struct {
+	Kind string
+	// OlderThan, with rotate, leaves a credential alone that was issued less
+	// than so long ago.
+	OlderThan time.Duration
+}
+
 // Ask leaves a request for the machine (R16). A request of the same kind that
 // still waits is joined, not replaced: asking twice is asking once.
-func (r *Row) Ask(by By, kind string, now time.Time) ([]audit.Event, error) {
+func (r *Row) Ask(by By, w Wish, now time.Time) ([]audit.Event, error) {
 	if err := r.manages(by); err != nil {
 		return nil, err
 	}
 	var at *time.Time
-	switch kind {
+	switch w.Kind {
 	case "logs":
 		at = &r.Asked.Logs
 	case "rotate":
@@ -232,9 +242,21 @@ func (r *Row) Ask(by By, kind string, now time.Time) ([]audit.Event, error) {
 	if !at.IsZero() {
 		return nil, nil
 	}
+	if w.Kind == "rotate" && w.OlderThan > 0 {
+		// A credential of the future says that a clock was set, and nothing of age.
+		if age := now.Sub(r.IssuedAt); age >= 0 && age < w.OlderThan {
+			return nil, nil
+		}
+	}
 	// A value identifies a request on the wire, so it has the wire's precision.
-	*at = now.UTC().Truncate(time.Millisecond)
-	return r.events(now, by.Actor, "machine.request", map[string]string{"kind": kind}), nil
+	v := now.UTC().Truncate(time.Millisecond)
+	// Nor may it be one that was answered before, though the clock was set back:
+	// a machine answers a rotation by a generation that is used later.
+	if earliest := r.IssuedAt.UTC().Truncate(time.Millisecond).Add(time.Millisecond); w.Kind == "rotate" && v.Before(earliest) {
+		v = earliest
+	}
+	*at = v
+	return r.events(now, by.Actor, "machine.request", map[string]string{"kind": w.Kind}), nil
 }
 
 // Delete turns the row into its tombstone: what is needed to answer revoked
@@ -246,23 +268,36 @@ func (r *Row) Delete(by By, now time.Time) ([]audit.Event, error) {
 	r.Credential.Delete()
 	r.Deleted = &Deleted{At: now, By: by.Actor}
 	r.Installation = secret.Digest{}
-	r.Labels, r.Told, r.Asked = nil, Told{}, Asked{}
+	r.Labels, r.Told, r.Asked, r.StagedAt = nil, Told{}, Asked{}, time.Time{}
 	return r.events(now, by.Actor, "machine.delete", map[string]string{"name": r.Name, "owner": r.Owner}), nil
 }
 
 // Rotate stages the next generation on behalf of the machine itself, which
 // presented a secret. The presented secret is used first, so that presenting
 // the next generation here promotes it as everywhere else.
-func (r *Row) Rotate(presented secret.Digest, generation int64, digest secret.Digest, now time.Time) (s identity.Standing, changed bool, ev []audit.Event, err error) {
+func (r *Row) Rotate(presented secret.Digest, generation int64, digest secret.Digest, now time.Time) (did Rotated, ev []audit.Event, err error) {
 	s, ev, used := r.use(presented, now)
+	did.Standing = s
 	if s != identity.Current && s != identity.Next {
-		return s, false, nil, nil
+		return did, nil, nil
 	}
-	staged, err := r.Credential.Rotate(generation, digest)
-	if staged {
+	did.Staged, err = r.Credential.Rotate(generation, digest)
+	if did.Staged {
+		// A digest that replaces one that was never used begins nothing anew.
+		if r.StagedAt.IsZero() {
+			r.StagedAt = now
+		}
 		ev = append(ev, r.event(now, r.actor(), "credential.rotate", map[string]string{"generation": itoa(generation)}))
 	}
-	return s, used || staged, ev, err
+	did.Changed = used || did.Staged
+	return did, ev, err
+}
+
+// Rotated is what a rotation's request did.
+type Rotated struct {
+	Standing identity.Standing // of the presented secret, before; Next means that it was promoted
+	Staged   bool              // the digest is the next generation's now, and was not before
+	Changed  bool              // the row has to be written
 }
 
 func (r *Row) use(presented secret.Digest, now time.Time) (identity.Standing, []audit.Event, bool) {
@@ -270,7 +305,7 @@ func (r *Row) use(presented secret.Digest, now time.Time) (identity.Standing, []
 	if s != identity.Next {
 		return s, nil, changed
 	}
-	r.IssuedAt = now
+	r.IssuedAt, r.StagedAt = now, time.Time{}
 	return s, r.events(now, r.actor(), "credential.promote", map[string]string{"generation": itoa(r.Credential.Generation)}), true
 }
 

@@ -98,9 +98,9 @@ type Machines interface {
 	// Check authenticates and records a check. A standing other than Current
 	// or Next is a refusal, not an error. An error of Body is returned as is.
 	Check(ctx context.Context, c Check) (Checked, error)
-	// Rotate returns the standing of the presented secret; err is one of
-	// package identity's when the rotation itself is refused.
-	Rotate(ctx context.Context, r Rotation) (identity.Standing, error)
+	// Rotate says what became of the request; err is one of package identity's
+	// when the rotation itself is refused.
+	Rotate(ctx context.Context, r Rotation) (machine.Rotated, error)
 	Admit(ctx context.Context, a machine.Admission, now time.Time) (Admitted, error)
 	// Edit applies a person's change to one row. A *GoneError is returned for
 	// a deleted machine, ErrNotFound for one that never was.
@@ -110,6 +110,15 @@ type Machines interface {
 	// transaction and no lock is held while f runs.
 	EachMachine(ctx context.Context, f func(*machine.Row) error) error
 	Epoch() machine.Epoch
+	// Rotations counts the rotations that are under way, from memory.
+	Rotations(p machine.Policy) Rotations
+}
+
+// Rotations are counts of machines.
+type Rotations struct {
+	Requested int // asked to rotate, and have not answered
+	Staged    int // have a next generation that was never used
+	Stuck     int // of either, those that check and get no further
 }
 
 // Change is a person's change to one machine. Exactly one of the pointers is set.
@@ -118,7 +127,7 @@ type Change struct {
 	At     time.Time
 	Rename *string
 	Label  *LabelChange
-	Ask    *string
+	Ask    *machine.Wish
 	Delete bool
 }
 

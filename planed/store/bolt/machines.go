@@ -8,6 +8,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/audit"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/machine"
 	"fleet.example/fleet/planed/store"
@@ -32,6 +33,10 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	case out.Standing == identity.Revoked:
 		sh.mu.Unlock()
 		s.heard(index, c.At)
+		return out, nil
+	case out.Standing == identity.Behind:
+		h.behind = milli(c.At)
+		sh.mu.Unlock()
 		return out, nil
 	case out.Standing != identity.Current && out.Standing != identity.Next:
 		sh.mu.Unlock()
@@ -103,6 +108,18 @@ func (s *Store) catchUp(r *machine.Row) {
 	}
 }
 
+// recall gives a row that is shown what only memory knows.
+func (s *Store) recall(r *machine.Row, index uint32) {
+	r.LastCheck = s.lastHeard(index)
+	k, _ := keyOf(r.ID)
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if h := sh.find(k); h != nil && h.behind != 0 {
+		r.BehindAt = time.UnixMilli(h.behind).UTC()
+	}
+}
+
 // machine reads a row within the transaction.
 func (t *tx) machine(id string) (*machine.Row, uint32, error) {
 	v := t.Bucket(bucketMachine).Get([]byte(id))
@@ -113,25 +130,40 @@ func (t *tx) machine(id string) (*machine.Row, uint32, error) {
 }
 
 // Rotate stages the next generation of the machine that presents a secret.
-func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (identity.Standing, error) {
-	var standing identity.Standing
-	var refused error // of the rotation; presenting the next generation promoted it all the same
+func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (machine.Rotated, error) {
+	// Values of its own for the writer: when ctx ends first, the operation may
+	// still run.
+	type outcome struct {
+		did     machine.Rotated
+		refused error // of the rotation; presenting the next generation promoted it all the same
+	}
+	out := make(chan outcome, 1)
 	err := s.do(ctx, func(t *tx) error {
-		refused = nil
+		var o outcome
+		defer func() {
+			select { // an operation may be run again, and the last run counts
+			case <-out:
+			default:
+			}
+			out <- o
+		}()
 		r, index, err := t.machine(rot.Machine)
 		if errors.Is(err, store.ErrNotFound) {
-			standing = identity.Nobody.Judge(rot.Presented)
+			o.did.Standing = identity.Nobody.Judge(rot.Presented)
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		st, changed, events, refusal := r.Rotate(rot.Presented, rot.Generation, rot.Digest, rot.At)
-		standing, refused = st, refusal
-		if st == identity.Revoked {
+		var events []audit.Event
+		o.did, events, o.refused = r.Rotate(rot.Presented, rot.Generation, rot.Digest, rot.At)
+		switch o.did.Standing {
+		case identity.Revoked:
 			t.after = append(t.after, func() { s.heard(index, rot.At) })
+		case identity.Behind:
+			t.after = append(t.after, func() { s.behind(rot.Machine, rot.At) })
 		}
-		if !changed {
+		if !o.did.Changed {
 			return nil
 		}
 		if err := t.put(bucketMachine, []byte(rot.Machine), encode(r, index)); err != nil {
@@ -141,9 +173,10 @@ func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (identity.Standi
 		return t.append(events...)
 	})
 	if err != nil {
-		return identity.Unknown, err
+		return machine.Rotated{}, err
 	}
-	return standing, refused
+	o := <-out
+	return o.did, o.refused
 }
 
 // Admit admits an installation.
@@ -199,7 +232,7 @@ func (s *Store) Edit(ctx context.Context, id string, ch store.Change) (*machine.
 		if err != nil {
 			return err
 		}
-		r.LastCheck = s.lastHeard(index)
+		s.recall(r, index)
 		if r.Deleted != nil {
 			return &store.GoneError{Deleted: r.Gone()}
 		}
@@ -246,7 +279,7 @@ func (s *Store) Machine(_ context.Context, id string) (*machine.Row, error) {
 		var err error
 		var index uint32
 		if r, index, err = decode(id, v); err == nil {
-			r.LastCheck = s.lastHeard(index)
+			s.recall(r, index)
 		}
 		return err
 	})
@@ -290,7 +323,7 @@ func (s *Store) EachMachine(ctx context.Context, f func(*machine.Row) error) err
 					return err
 				}
 				if r.Deleted == nil {
-					r.LastCheck = s.lastHeard(index)
+					s.recall(r, index)
 					rows = append(rows, r)
 				}
 			}

@@ -47,6 +47,7 @@ type credential struct {
 	Superseded []hexDigest `json:"superseded,omitempty"`
 	Proven     bool        `json:"proven,omitempty"`
 	IssuedAt   time.Time   `json:"issued_at"`
+	StagedAt   time.Time   `json:"staged_at,omitzero"`
 }
 
 type told struct {
@@ -85,7 +86,7 @@ func encode(r *machine.Row, index uint32) []byte {
 		AdmittedAt: r.AdmittedAt.UTC(), Installation: hexDigest(r.Installation),
 		Credential: credential{
 			Generation: r.Credential.Generation, Current: hexDigest(r.Credential.Current),
-			Next: hexDigest(r.Credential.Next), Proven: r.Credential.Proven, IssuedAt: r.IssuedAt.UTC(),
+			Next: hexDigest(r.Credential.Next), Proven: r.Credential.Proven, IssuedAt: r.IssuedAt.UTC(), StagedAt: r.StagedAt.UTC(),
 		},
 		Told: told{
 			Instance: t.Instance, Seq: t.Seq, Said: t.Said, Reason: t.Reason, Since: t.Since.UTC(),
@@ -124,13 +125,17 @@ func decode(id string, b []byte) (*machine.Row, uint32, error) {
 			Generation: rec.Credential.Generation, Current: secret.Digest(rec.Credential.Current),
 			Next: secret.Digest(rec.Credential.Next), Proven: rec.Credential.Proven,
 		},
-		IssuedAt: rec.Credential.IssuedAt,
+		IssuedAt: rec.Credential.IssuedAt, StagedAt: rec.Credential.StagedAt,
 		Told: machine.Told{
 			Instance: t.Instance, Seq: t.Seq, Said: t.Said, Reason: t.Reason, Since: t.Since,
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt,
 		},
 		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate},
+	}
+	// A version before this one did not say since when; it was after that.
+	if r.StagedAt.IsZero() && !r.Credential.Next.IsZero() && rec.DeletedAt.IsZero() {
+		r.StagedAt = r.IssuedAt
 	}
 	copy(r.Told.Digest[:], t.Body)
 	for i, d := range rec.Credential.Superseded {

@@ -9,6 +9,7 @@ import (
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
 )
 
 // key is a machine id without its prefix.
@@ -22,7 +23,7 @@ func keyOf(id string) (k key, ok bool) {
 	return k, true
 }
 
-// hot is what a plain check needs of a row: about 220 bytes, and no pointer, so
+// hot is what a plain check needs of a row: about 240 bytes, and no pointer, so
 // that a hundred thousand of them cost the garbage collector nothing.
 type hot struct {
 	cred     identity.Row
@@ -31,6 +32,8 @@ type hot struct {
 	seq      uint64
 	logs     int64 // requests in milliseconds, 0: none
 	rotate   int64
+	staged   int64  // since when the next generation waits, in milliseconds, 0: none does
+	behind   int64  // when a superseded secret was presented last
 	index    uint32 // of its time of last check
 	said     bool
 }
@@ -102,6 +105,43 @@ func (s *Store) warm(r *machine.Row, index uint32) {
 	}
 	h.said = r.Told.Said != ""
 	h.logs, h.rotate = milli(r.Asked.Logs), milli(r.Asked.Rotate)
+	h.staged = milli(r.StagedAt)
+}
+
+// behind records that a superseded secret was presented.
+func (s *Store) behind(id string, at time.Time) {
+	k, _ := keyOf(id)
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if h := sh.find(k); h != nil {
+		h.behind = milli(at)
+	}
+}
+
+// Rotations counts the rotations that are under way. One shard is locked at a
+// time, for the microseconds that looking through it takes.
+func (s *Store) Rotations(p machine.Policy) (n store.Rotations) {
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		for _, at := range sh.at {
+			h := &sh.slabs[at/perSlab][at%perSlab]
+			since := h.rotate
+			if h.rotate != 0 {
+				n.Requested++
+			}
+			if h.staged != 0 {
+				n.Staged++
+				since = h.staged
+			}
+			if since != 0 && p.Stuck(time.UnixMilli(since), s.lastHeard(h.index)) {
+				n.Stuck++
+			}
+		}
+		sh.mu.Unlock()
+	}
+	return n
 }
 
 func padded(instance string) (p [32]byte) {

@@ -46,6 +46,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"Sequence", sequence},
 		{"Ownership", ownership},
 		{"Rotation", rotation},
+		{"RotationsUnderWay", rotationsUnderWay},
 		{"RequestsClearOnlyByTheirValue", requests},
 		{"NameAdoption", names},
 		{"Reopen", reopen},
@@ -294,7 +295,7 @@ func ownership(t *testing.T, f Fixture) { // R8, R13
 	defer s.Close()
 	b := newBox(t, s, Member)
 	name, kind := "x", "rotate"
-	for _, ch := range []store.Change{{Rename: &name}, {Label: &store.LabelChange{Set: map[string]string{"a": "b"}}}, {Ask: &kind}, {Delete: true}} {
+	for _, ch := range []store.Change{{Rename: &name}, {Label: &store.LabelChange{Set: map[string]string{"a": "b"}}}, {Ask: &machine.Wish{Kind: kind}}, {Delete: true}} {
 		ch.At = Base
 		for _, by := range []machine.By{Other, {Actor: "person:"}} {
 			ch.By = by
@@ -318,7 +319,8 @@ func rotation(t *testing.T, f Fixture) { // R20
 	one, two := b.Secret, secret.New("fm_")
 	b.send(t, s, one, Base)
 	rotate := func(by secret.Text, gen int64, d secret.Digest) (identity.Standing, error) {
-		return s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: by.Digest(), Generation: gen, Digest: d, At: Base})
+		did, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: by.Digest(), Generation: gen, Digest: d, At: Base})
+		return did.Standing, err
 	}
 	if st, err := rotate(secret.New("fm_"), 2, two.Digest()); err != nil || st != identity.Unknown {
 		t.Fatal(st, err)
@@ -355,8 +357,70 @@ func rotation(t *testing.T, f Fixture) { // R20
 	if st, err := rotate(three, 4, four.Digest()); err != nil || st != identity.Next {
 		t.Fatal(st, err)
 	}
-	if r := row(t, s, b.ID); r.Credential.Generation != 3 || r.Credential.Next.IsZero() {
-		t.Fatalf("%+v", r.Credential)
+	if r := row(t, s, b.ID); r.Credential.Generation != 3 || r.Credential.Next.IsZero() || !r.StagedAt.Equal(Base) || !r.BehindAt.Equal(Base) {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func rotationsUnderWay(t *testing.T, f Fixture) { // R16, R20
+	s := f.Open(t)
+	defer s.Close()
+	p := machine.Policy{Interval: 30 * time.Second} // silence 2 min
+	b := newBox(t, s, Owner)
+	b.send(t, s, b.Secret, Base)
+	want := func(when string, n store.Rotations) {
+		t.Helper()
+		if got := s.Rotations(p); got != n {
+			t.Fatalf("%s: %+v, want %+v", when, got, n)
+		}
+	}
+	ask := func(at time.Time, older time.Duration) time.Time {
+		t.Helper()
+		r, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: at, Ask: &machine.Wish{Kind: "rotate", OlderThan: older}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Asked.Rotate
+	}
+	want("before", store.Rotations{})
+	if at := ask(Base.Add(time.Hour), 2*time.Hour); !at.IsZero() {
+		t.Fatal("a young credential was asked to rotate")
+	}
+	asked := ask(Base.Add(time.Hour), time.Hour)
+	if again := ask(Base.Add(2*time.Hour), time.Hour); asked.IsZero() || !again.Equal(asked) {
+		t.Fatal("a second request does not join the first:", asked, again)
+	}
+	want("asked, and silent since", store.Rotations{Requested: 1})
+	b.send(t, s, b.Secret, Base.Add(time.Hour+time.Minute))
+	want("asked a minute ago", store.Rotations{Requested: 1})
+	b.send(t, s, b.Secret, Base.Add(time.Hour+3*time.Minute))
+	want("checks, and does not rotate", store.Rotations{Requested: 1, Stuck: 1})
+	two := secret.New("fm_")
+	did, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: b.Secret.Digest(), Generation: 2, Digest: two.Digest(), At: Base.Add(time.Hour + 3*time.Minute)})
+	if err != nil || !did.Staged {
+		t.Fatal(did, err)
+	}
+	want("staged", store.Rotations{Requested: 1, Staged: 1})
+	b.send(t, s, b.Secret, Base.Add(time.Hour+6*time.Minute))
+	want("checks with the current one on and on", store.Rotations{Requested: 1, Staged: 1, Stuck: 1})
+	b.Body.Echo.Rotate = &asked
+	b.send(t, s, two, Base.Add(time.Hour+7*time.Minute))
+	want("used", store.Rotations{})
+	// A clock that was set back makes no value that was answered before.
+	if at := ask(Base.Add(-time.Hour), 0); !at.After(Base.Add(time.Hour + 7*time.Minute)) {
+		t.Fatal("the value may have been answered before:", at)
+	}
+	b.Body.Echo.Rotate = nil
+	if _, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: Base, Delete: true}); err != nil {
+		t.Fatal(err)
+	}
+	want("deleted", store.Rotations{})
+	// An age that lies in the future is none.
+	c := newBox(t, s, Owner)
+	c.send(t, s, c.Secret, Base)
+	r, err := s.Edit(t.Context(), c.ID, store.Change{By: Owner, At: Base.Add(-time.Hour), Ask: &machine.Wish{Kind: "rotate", OlderThan: time.Hour}})
+	if err != nil || r.Asked.Rotate.IsZero() {
+		t.Fatal("a clock that was set back keeps a credential from rotating:", r, err)
 	}
 }
 
@@ -367,7 +431,7 @@ func requests(t *testing.T, f Fixture) { // R16
 	b.send(t, s, b.Secret, Base)
 	ask := func(kind string, at time.Time) {
 		t.Helper()
-		if _, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: at, Ask: &kind}); err != nil {
+		if _, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: at, Ask: &machine.Wish{Kind: kind}}); err != nil {
 			t.Fatal(err)
 		}
 	}
