@@ -65,11 +65,11 @@ func (s *Store) prepare(acc *Credential, request *time.Time) (target *Credential
 	if stale {
 		return nil, nil
 	}
-	if lost {
-		if err := s.stage(acc, damaged[next] != ""); err != nil {
-			return nil, s.wrote(fmt.Errorf("cannot write back the credential in use: %w", err))
+	if lost != nil {
+		if err := s.stage(lost, damaged[next] != ""); err != nil {
+			return nil, s.wrote(fmt.Errorf("cannot write back a credential that is gone from the disk: %w", err))
 		}
-		held, damaged[next] = s.unslot(acc), ""
+		held, damaged[next] = s.unslot(lost), ""
 	}
 	if acc.is(held[next]) {
 		if err := s.promote(held, damaged); err != nil {
@@ -134,14 +134,14 @@ func (s *Store) stage(c *Credential, damaged bool) error {
 	return nil
 }
 
-// unslot leaves acc, which was written back, under next alone.
-func (s *Store) unslot(acc *Credential) [slots]*Credential {
+// unslot leaves c, which was written back, under next alone.
+func (s *Store) unslot(c *Credential) [slots]*Credential {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held[current].is(acc) {
+	if s.held[current].is(c) {
 		s.held[current] = nil
+		s.cursor = next
 	}
-	s.cursor = next
 	return s.held
 }
 

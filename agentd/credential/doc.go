@@ -39,9 +39,9 @@
 // the service could not be had), what one staged is the other's next
 // generation too, and is never replaced: only a next that is damaged is, and a
 // damaged one was never sent, since it is read back before. A file that cannot
-// be read says nothing against the memory of one that works, and a credential
-// in use that has gone from the disk is written back, unless an install put
-// another in its place.
+// be read says nothing against the memory of one that works. The credential in
+// use, or the staged one, that has gone from the disk of a running agentd is
+// written back, unless an install put another in its place.
 //
 // credential.previous changes only in step 4, when n+1 has been proven: so n-1
 // is given up when its successor's successor works. A plane restored from a

@@ -121,6 +121,7 @@ func TestTheCredentialInUseIsWrittenBack(t *testing.T) {
 			if name == NextFile {
 				once(t, s, p, &asked) // staged, and the next to be presented
 			}
+			want := s.Status().Generation
 			c, _ := s.Present()
 			if code := p.use(c.Secret.Digest()); code != "" {
 				t.Fatal(code)
@@ -138,13 +139,35 @@ func TestTheCredentialInUseIsWrittenBack(t *testing.T) {
 			if _, err := s.Advance(context.Background(), p, nil); err != nil || s.Status().Problem != "" {
 				t.Fatal(name, what, err, s.Status())
 			}
-			if got := onDisk(t, d, CurrentFile); !got.is(&c) {
+			if got := onDisk(t, d, CurrentFile); !got.is(&c) || got.Generation != want {
 				t.Errorf("%s %s: it was not written back", name, what)
 			}
 			if prev := onDisk(t, d, PreviousFile); prev == nil || prev.Generation != c.Generation-1 {
 				t.Errorf("%s %s: the one before is %+v", name, what, prev)
 			}
 		}
+	}
+}
+
+// A staged secret that was lost may have been presented, and the request that
+// did be on its way: it is staged again, not replaced by another one. // R21
+func TestTheStagedSecretIsStagedAgain(t *testing.T) {
+	d, s, p := begun(t)
+	asked := time.Unix(1, 0)
+	p.lose = true
+	once(t, s, p, &asked)
+	c, _ := s.Present()
+	s.Accepted(c, time.Now())
+	s.Advance(context.Background(), p, &asked)
+	p.lose = false
+	first := onDisk(t, d, NextFile)
+	d.now[NextFile].data = "torn"
+	s.Accepted(c, time.Now())
+	if moved, err := s.Advance(context.Background(), p, &asked); !moved || err != nil {
+		t.Fatal(moved, err)
+	}
+	if got := onDisk(t, d, NextFile); first == nil || !got.is(first) || p.next != first.Secret.Digest() {
+		t.Fatal("another secret was staged in its place")
 	}
 }
 

@@ -99,10 +99,10 @@ func (s *Store) Reload() {
 	s.reload()
 }
 
-// reload adopts what is on disk, and reports whether the credential in use is
-// nowhere there. What cannot be read says nothing against what memory holds: a
-// process that has run out of file descriptors still has its identity.
-func (s *Store) reload() (lost bool) {
+// reload adopts what is on disk, and returns what memory holds and the disk has
+// lost, if anything. What cannot be read says nothing against what memory
+// holds: a process that has run out of file descriptors still has its identity.
+func (s *Store) reload() (lost *Credential) {
 	var held [slots]*Credential
 	var damaged [slots]string
 	s.mu.Lock()
@@ -143,8 +143,9 @@ func (s *Store) reload() (lost bool) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if lost = s.lostLocked(held); lost {
-		held[s.cursor] = s.accepted
+	lost, in := s.lostLocked(held)
+	if lost != nil {
+		held[in] = lost
 	}
 	same := s.held[s.cursor].is(held[s.cursor])
 	s.held, s.damaged = held, damaged
@@ -165,19 +166,23 @@ func (s *Store) reload() (lost bool) {
 	return lost
 }
 
-// lostLocked reports whether the credential that the plane accepted last has
-// gone from the disk, and nobody put another one in its place.
-func (s *Store) lostLocked(disk [slots]*Credential) bool {
+// lostLocked returns a credential that memory holds, that has gone from the
+// disk, and in whose place nobody put another one: the staged one, which may
+// have been presented already, or the one that the plane accepted last.
+func (s *Store) lostLocked(disk [slots]*Credential) (*Credential, slot) {
+	if n := s.held[next]; n != nil && disk[next] == nil && s.held[current].is(disk[current]) {
+		return n, next
+	}
 	acc := s.accepted
-	if acc == nil || !acc.is(s.held[s.cursor]) {
-		return false
+	if acc == nil || !acc.is(s.held[s.cursor]) || disk[current] != nil {
+		return nil, 0
 	}
 	for _, c := range disk {
 		if c != nil && (c.Machine != acc.Machine || c.Generation >= acc.Generation) {
-			return false
+			return nil, 0
 		}
 	}
-	return disk[current] == nil || disk[current].is(s.held[current])
+	return acc, s.cursor
 }
 
 func (s *Store) readJSON(name string, v any) error {

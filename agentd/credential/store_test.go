@@ -23,7 +23,7 @@ type disk struct {
 	ops     []func(map[string]*inode) // directory changes since the last SyncDir
 	full    bool
 	unread  error // what every read meets
-	crashIn int // operations until the crash, 0: none
+	crashIn int   // operations until the crash, 0: none
 }
 
 type inode struct {

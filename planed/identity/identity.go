@@ -20,7 +20,8 @@
 //     only have presented n+1 because it is on its disk, and it never removes
 //     n+1 before n+2 is proven, so a lost answer changes nothing either.
 //   - use(n) while n+1 waits changes nothing: n stays accepted for as long as
-//     n+1 has not been used, so a machine that lost its staged file goes on.
+//     n+1 has not been used, so a machine that lost its staged file before it
+//     presented what was in it goes on.
 //   - A second rotate(n, d') before any use of n+1 replaces Next. Only a
 //     machine that no longer has d sends d', and it still has n. A delayed
 //     duplicate of the first request that arrives after it sets Next to d

@@ -113,7 +113,13 @@ func TestNoSequenceLocksTheMachineOut(t *testing.T) {
 				}
 			},
 			"staged file lost": func(t *rapid.T) {
-				if !m.next.Empty() && row.Judge(m.current.Digest()) == Current {
+				// Nobody can help a machine that loses a secret which it has
+				// presented: the request that did may be on its way.
+				d, presented := m.next.Digest(), false
+				for _, l := range late {
+					presented = presented || l.by == d
+				}
+				if !m.next.Empty() && !presented && row.Judge(m.current.Digest()) == Current {
 					m.next = secret.Text{}
 				}
 			},
