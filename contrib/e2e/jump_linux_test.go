@@ -299,11 +299,13 @@ func TestMachineBehindAProxyCommand(t *testing.T) { // R2, R41
 		}
 	}
 	for what, c := range map[string]struct{ command, words string }{
-		"not found":         {"no-such-program-at-all %h", "exit status 127"},
-		"exits at once":     {"sh -c 'echo because >&2; exit 9'", "exit status 9"},
-		"prints garbage":    {"sh -c 'yes garbage'", "sh -c 'yes garbage'"},
-		"says nothing":      {"sleep 600", "sleep 600"},
-		"ends after a line": {"sh -c 'echo SSH-2.0-x; exit 4'", "echo SSH-2.0-x"},
+		"not found":           {"no-such-program-at-all %h", "ended: exit status 127; it last said"},
+		"exits at once":       {"sh -c 'echo because >&2; exit 9'", `ended: exit status 9; it last said "because"`},
+		"is killed":           {"sh -c 'echo SSH-2.0-x; kill -9 $$'", "ended: signal: killed"},
+		"ends when talked to": {"sh -c 'read line; echo because >&2; exit 4'", `ended: exit status 4; it last said "because"`},
+		"prints garbage":      {"sh -c 'yes garbage'", "sh -c 'yes garbage'"},
+		"says nothing":        {"sleep 600", "sleep 600"},
+		"ends after a line":   {"sh -c 'echo SSH-2.0-x; echo because >&2; exit 4'", `ended: exit status 4; it last said "because"`},
 	} {
 		begin := time.Now()
 		r := w.fails(7, c.words, "test", "dana@"+box.Addr(), "-i", w.lab.KeyPath(), "-o", "ConnectTimeout=2", "-o", "ProxyCommand="+c.command)

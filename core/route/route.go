@@ -20,6 +20,7 @@ package route
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,6 +28,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"fleet.example/fleet/core/fault"
@@ -176,23 +178,50 @@ type stream struct {
 	transport Transport
 	close     sync.Once
 	hungUp    chan struct{}
+	ended     atomic.Bool // as a read or a write showed
 }
 
-// lostTime is how long after the end of a stream its reason may take to come.
-const lostTime = 300 * time.Millisecond
+// After the end of a stream its reason may take so long to come. A transport
+// that carries the bytes itself says it before the end; how a program ended is
+// known when it has, and its last words are in.
+const (
+	lostTime    = 300 * time.Millisecond
+	programTime = 5 * time.Second
+)
 
 // Read waits, at the end, for the reason of it.
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
 	if err != nil {
-		s.settle()
+		s.endsWith(err)
 	}
 	return n, err
 }
 
+// Write does so too: whoever is told closes the stream, and then nobody can
+// tell any more.
+func (s *stream) Write(b []byte) (int, error) {
+	n, err := s.Conn.Write(b)
+	if err != nil {
+		s.endsWith(err)
+	}
+	return n, err
+}
+
+func (s *stream) endsWith(err error) {
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		s.ended.Store(true)
+		s.settle()
+	}
+}
+
 // settle waits for the reason of an end that is not this side's.
 func (s *stream) settle() {
-	timer := time.NewTimer(lostTime)
+	patience := lostTime
+	if s.ended.Load() && s.host.way.Chain.First().ProxyCommand != "" {
+		patience = programTime
+	}
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-s.host.lost:

@@ -354,6 +354,30 @@ func TestTheHopAtWhichAConnectionIsLostIsNamed(t *testing.T) { // R41
 	}
 }
 
+// However the end of a program is noticed, by reading or by writing, before or
+// after the program ended, it is named with its exit status and its last words.
+func TestTheEndOfAProxyCommandIsNamedAlike(t *testing.T) {
+	target := server(t, "")
+	for what, command := range map[string]string{
+		"at once":                    "echo because >&2; exit 4",
+		"after a line":               "echo SSH-2.0-x; echo because >&2; exit 4",
+		"a while after its output":   "echo SSH-2.0-x; exec <&- >&-; sleep 1; echo because >&2; exit 4",
+		"a while after, and at once": "exec <&- >&-; sleep 0.5; echo because >&2; exit 4",
+		"when it was talked to":      "read line; echo because >&2; exit 4",
+		"in the middle of a line":    "printf SSH-2; echo because >&2; exit 4",
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, target)
+			w.way.Chain.Target.ProxyCommand = "sh -c '" + command + "'"
+			_, err := sshconn.Dial(t.Context(), sshconn.Params{Config: w.way.Chain.Target, Pins: w.pins, Chain: "ProxyCommand",
+				Dial: func(ctx context.Context, _ *sshconfig.Config) (net.Conn, error) { return w.way.Dial(ctx) }})
+			if f := fault.Of(err); f == nil || f.Exit != fault.Unreachable || !strings.Contains(f.Msg, `ended: exit status 4; it last said "because"`) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestAJumpHostMayStandBehindAProxyCommand(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip(err)

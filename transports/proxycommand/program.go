@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -184,17 +183,35 @@ func (p *program) after(f func(how string)) {
 		hung := p.hung
 		p.mu.Unlock()
 		if !hung {
-			f("ended: " + p.how())
+			timer := time.NewTimer(endTime)
+			defer timer.Stop()
+			f(p.ended(timer.C))
 		}
 	}()
 }
 
-// how says how the program ended.
-func (p *program) how() string {
-	if p.state == nil {
-		return "exit status 0"
+// ended says how a program that has ended did, and what it said last. Its last
+// words are waited for until the time is up: what it started may hold its
+// standard error for longer.
+func (p *program) ended(until <-chan time.Time) string {
+	select {
+	case <-p.said:
+	case <-until:
 	}
-	return p.state.Error()
+	how := "exit status 0"
+	if p.state != nil {
+		how = p.state.Error()
+	}
+	return "ended: " + how + p.lastWords()
+}
+
+func (p *program) lastWords() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == "" {
+		return ""
+	}
+	return fmt.Sprintf("; it last said %q", p.last)
 }
 
 // explain is the error for a program that gave no stream.
@@ -202,27 +219,20 @@ func (p *program) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if errors.Is(err, errEnded) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-		timer := time.NewTimer(endTime)
-		defer timer.Stop()
-		select {
-		case <-p.exited:
-			err = errors.New("ended: " + p.how())
-			select {
-			case <-p.said: // so that its last words are in
-			case <-timer.C:
-			}
-		case <-timer.C:
+	// However the end of the stream was noticed, the end of the program is why.
+	timer := time.NewTimer(endTime)
+	defer timer.Stop()
+	var words string
+	select {
+	case <-p.exited:
+		words = p.ended(timer.C)
+	case <-timer.C:
+		if errors.Is(err, errEnded) || errors.Is(err, syscall.ECONNRESET) {
 			err = errors.New("closed its standard output")
 		}
+		words = err.Error() + p.lastWords()
 	}
-	p.mu.Lock()
-	last := p.last
-	p.mu.Unlock()
-	if last != "" {
-		return &unreachable{fmt.Errorf("proxy command %q %w; it last said %q", p.command, err, last)}
-	}
-	return &unreachable{fmt.Errorf("proxy command %q %w", p.command, err)}
+	return &unreachable{fmt.Errorf("proxy command %q %s", p.command, words)}
 }
 
 // unreachable keeps an error's words and says what it means.
