@@ -3,6 +3,7 @@ package planed
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -81,6 +82,10 @@ func recoverOwner(ctx context.Context, st store.Principals, dir, owner string) (
 		return admin.Recovered{}, err
 	}
 	file, err := datadir.InviteOwner(ctx, st, dir, owner, "local:recover-owner", time.Now())
+	if errors.Is(err, store.ErrLocked) {
+		err = fault.New(fault.Refused, wire.CodeConflict, "%s is locked, and an invitation does not end a lock", owner).
+			WithHint("--owner NAME invites another owner, who can unlock: fleet person unlock %s", owner)
+	}
 	return admin.Recovered{Schema: admin.SchemaRecovered, Owner: owner, InviteFile: file}, err
 }
 

@@ -32,6 +32,7 @@ func serveCommand(version string) *command.Command {
 			&cli.StringFlag{Name: "tls-cert", Usage: "present the certificate chain in `FILE` instead of the plane's own"},
 			&cli.StringFlag{Name: "tls-key", Usage: "with its key in `FILE`"},
 			&cli.Int64Flag{Name: "keep-connections", Value: 8192, Usage: "keep at most `N` connections open between requests"},
+			&cli.BoolFlag{Name: "require-touch", Usage: "let persons admit and approve machines only with a touch of their security key"},
 			&cli.StringFlag{Name: "audit-sink", Usage: "copy the audit log to `FILE`, or to syslog"},
 			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
 			&cli.BoolFlag{Name: "log-json", Usage: "log JSON Lines"},
@@ -56,6 +57,7 @@ type serveOpts struct {
 	CertFile        string
 	KeyFile         string
 	KeepConnections int64
+	RequireTouch    bool
 	AuditSink       string
 	Version         string
 	Log             hclog.Logger
@@ -73,7 +75,7 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 		Dir: dir, Listen: c.String("listen"), MetricsListen: c.String("metrics-listen"),
 		Policy:   machine.Policy{Interval: c.Span("check-interval"), TestFloor: c.Span("test-floor")},
 		CertFile: c.String("tls-cert"), KeyFile: c.String("tls-key"),
-		KeepConnections: c.Int64("keep-connections"), AuditSink: c.String("audit-sink"), Version: version,
+		KeepConnections: c.Int64("keep-connections"), RequireTouch: c.Bool("require-touch"), AuditSink: c.String("audit-sink"), Version: version,
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fault.Usagef("--tls-cert and --tls-key go together")

@@ -113,7 +113,7 @@ func start(o *serveOpts) (_ *server, err error) {
 		}
 	}
 	s.api = api.New(api.Config{
-		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now,
+		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now, RequireTouch: o.RequireTouch,
 		Keep: func() bool { return s.conns.Load() <= o.KeepConnections },
 	})
 	if err = s.listen(); err != nil {

@@ -48,8 +48,11 @@ func TestDocumentsAndTables(t *testing.T) {
 		"audit-verify-usage": "audit verify --since 1d", "token-ls-json": "token ls --json",
 		"token-add-stdout": "token add ci --scope read,logs --expires 90d --out -", "token-add-no-out": "token add ci --scope read --expires 1d",
 		"token-add-no-scope": "token add ci --expires 1d --out -", "token-add-no-end": "token add ci --scope read --out -",
-		"person-add-stdout": "person add erin --out -", "person-add-role": "person add erin --role king --out -",
-		"host-ls-none": "host ls", "host-ls-none-json": "host ls --json", "host-unlink-missing": "host unlink web-1",
+		"person-add-stdout": "person add erin --out -", "help-person": "help person", "help-transfer": "help transfer",
+		"person-ls": "person ls --json", "person-show": "person show mo --json", "person-show-text": "person show mo", "person-lock": "person lock mo", "person-lock-json": "person lock mo --json",
+		"person-rm-usage": "person rm", "person-key-rm-usage": "person key rm mo web", "transfer": "transfer web-1 --to mo", "transfer-usage": "transfer web-1",
+		"person-add-role": "person add erin --role king --out -",
+		"host-ls-none":    "host ls", "host-ls-none-json": "host ls --json", "host-unlink-missing": "host unlink web-1",
 		"help-exit-codes": "help exit-codes", "help-selectors": "help selectors", "help-environment": "help environment",
 		"help-delete": "help delete", "help-mux": "help mux", "help-ssh-config": "help ssh-config", "unknown": "nope", "unknown-nested": "token nope", "logout": "logout",
 	} {
@@ -95,7 +98,8 @@ func TestTablesWithAges(t *testing.T) {
 			Error: "cannot reach dana@10.0.0.1:2222: dial tcp 10.0.0.1:2222: connect: connection refused"},
 		{Host: "box", Destination: "dana@box:22", State: wire.MuxReconnecting, Since: *at("2026-01-02T03:04:04Z")}}}
 	for name, g := range map[string]func() *grid{
-		"grid-links": func() *grid { return linkGrid(links, now) }, "grid-tokens": func() *grid { return tokenGrid(tokens, now) },
+		"grid-links": func() *grid { return linkGrid(links, now) }, "grid-persons": func() *grid { return personGrid(samplePersons(), now) }, "grid-keys": func() *grid { return keyGrid(samplePersons()[1].Keys, now) },
+		"grid-tokens":   func() *grid { return tokenGrid(tokens, now) },
 		"grid-machines": func() *grid { return machineGrid(sampleMachines()) }, "grid-mux": func() *grid { return muxGrid(shared, now) }, "grid-audit": func() *grid { return auditGrid(chain(2)) },
 	} {
 		var plainText, coloured, wide strings.Builder

@@ -130,6 +130,7 @@ func newFake(t *testing.T) *fakePlane {
 		p.did("person %s %s", req.Name, req.Role)
 		p.answer(w, wire.PersonInvited{Name: req.Name, Role: req.Role, Invitation: "fi_thesecret", ExpiresAt: *at("2026-01-02T00:00:00Z")})
 	})
+	p.persons(mux)
 	p.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer fs_session" {
 			p.say(w, http.StatusUnauthorized, wire.ErrorDetail{Code: wire.CodeUnauthorized})

@@ -16,7 +16,6 @@ import (
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/fault"
-	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
@@ -136,40 +135,6 @@ func tokenGrid(list []wire.Token, now time.Time) *grid {
 		g.add(cell{text: k.Name}, cell{text: k.Owner}, cell{text: strings.Join(k.Scopes, ",")}, ends, cell{text: used})
 	}
 	return g
-}
-
-func personCommand() *command.Command {
-	return &command.Command{Name: "person", Group: groupAdmin, Summary: "persons: who may log in",
-		Sub: []*command.Command{{Name: "add", Args: "NAME", Summary: "invite a person; the invitation goes to --out", Min: 1, Max: 1,
-			Flags: []ufcli.Flag{&ufcli.StringFlag{Name: "role", Usage: "`ROLE`: member or owner", Value: "member"}, outFlag()},
-			Run:   personAdd}}}
-}
-
-func personAdd(ctx context.Context, c *command.Call) error {
-	switch role := c.String("role"); {
-	case wire.CheckName(c.Arg(0)) != nil:
-		return fault.Usagef("%q: %s", c.Arg(0), wire.ErrName)
-	case role != wire.RoleOwner && role != wire.RoleMember:
-		return fault.Usagef("--role is member or owner, not %q", role)
-	}
-	if err := checkOut(c); err != nil {
-		return err
-	}
-	p, client, err := operator.Plane(c)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	a, err := client.Invite(ctx, wire.PersonRequest{Name: c.Arg(0), Role: c.String("role")})
-	if err != nil {
-		return err
-	}
-	if err := handOut(c, a.Invitation); err != nil {
-		return err
-	}
-	c.Notef("%s may log in as %s until %s with", clean(a.Name), clean(a.Role), a.ExpiresAt)
-	c.Notef("  fleet login %s%s --invite-file %s", p.URL(), pinFlag(p.RootsPEM()), c.String("out"))
-	return nil
 }
 
 // pinFlag is the flag by which another operator knows the plane's root, empty

@@ -27,6 +27,12 @@ func complete(out any) bool {
 		return a.Schema == wire.SchemaAudit
 	case *wire.PersonInvited:
 		return a.Invitation != ""
+	case *wire.Person:
+		return a.Name != ""
+	case *wire.Persons:
+		return a.Schema == wire.SchemaPersons
+	case *wire.PersonChanged:
+		return a.Schema == wire.SchemaPersonChanged
 	case *wire.TokenCreated:
 		return a.Secret != ""
 	case *wire.Tokens:

@@ -159,6 +159,7 @@ type AdmitRequest struct {
 	Labels             map[string]string `json:"labels,omitempty"`
 	Scope              string            `json:"scope,omitempty"`
 	ServiceManager     string            `json:"service_manager,omitempty"`
+	Touch              *Touch            `json:"touch,omitempty"` // where the plane demands one; over AdmitSubject
 }
 
 // Outcomes of an admission.

@@ -17,6 +17,7 @@ import (
 	"os"
 	"time"
 
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/peer"
 	"fleet.example/fleet/core/wire"
 )
@@ -147,8 +148,14 @@ func Handler(s Service) http.Handler {
 func answer(w http.ResponseWriter, v any, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	if err != nil {
-		w.WriteHeader(http.StatusInternalServerError)
-		v = wire.Error{Error: wire.ErrorDetail{Code: wire.CodeInternal, Message: err.Error()}}
+		f := fault.Of(err)
+		if f.Exit == fault.Refused { // a decision, not a failure: it keeps its words
+			w.WriteHeader(http.StatusConflict)
+			v = wire.Error{Error: wire.ErrorDetail{Code: f.Code, Message: f.Msg, Hint: f.Hint}}
+		} else {
+			w.WriteHeader(http.StatusInternalServerError)
+			v = wire.Error{Error: wire.ErrorDetail{Code: wire.CodeInternal, Message: err.Error()}}
+		}
 	}
 	json.NewEncoder(w).Encode(v)
 }
@@ -197,6 +204,9 @@ func (c *Client) do(ctx context.Context, method, path string) (*http.Response, e
 		defer resp.Body.Close()
 		var e wire.Error
 		json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&e)
+		if resp.StatusCode == http.StatusConflict {
+			return nil, fault.New(fault.Refused, e.Error.Code, "%s", e.Error.Message).WithHint("%s", e.Error.Hint)
+		}
 		return nil, fmt.Errorf("the plane says: %s", e.Error.Message)
 	}
 	return resp, nil

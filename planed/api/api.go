@@ -33,6 +33,9 @@ type Config struct {
 	Version string
 	Log     hclog.Logger
 	Now     func() time.Time
+	// RequireTouch lets persons admit and approve only with a signature of their
+	// security key that was touched for it.
+	RequireTouch bool
 	// MaxConcurrent is how many requests may be worked on at once; more are
 	// shed with 503 before they slow the others down (R19). 0 means 1024.
 	MaxConcurrent int
@@ -78,6 +81,7 @@ type call struct {
 	r    *http.Request
 	body []byte
 	who  store.Principal
+	with secret.Digest // of the session or token that asks
 
 	received bytes.Buffer // what body lies in
 	made     []byte       // a check's answer
@@ -85,7 +89,7 @@ type call struct {
 
 // release gives the call back, unless it has grown beyond what is usual.
 func (a *API) release(c *call) {
-	c.w, c.r, c.body, c.who = nil, nil, nil, store.Principal{}
+	c.w, c.r, c.body, c.who, c.with = nil, nil, nil, store.Principal{}, secret.Digest{}
 	if c.received.Cap() <= pooledBody {
 		a.calls.Put(c)
 	}
@@ -95,7 +99,7 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 
 // by is the principal as the store wants it.
 func (c *call) by() machine.By {
-	return machine.By{Actor: c.who.Kind + ":" + c.who.Name, Person: c.who.Person, Owner: c.who.Role == wire.RoleOwner}
+	return machine.By{Actor: c.who.Kind + ":" + c.who.Name, Person: c.who.Person, Owner: c.who.Role == wire.RoleOwner, Session: c.with}
 }
 
 // pooledBody is the largest buffer that goes back into the pool.
@@ -151,7 +155,8 @@ func (a *API) admitAndRun(rt *Route, c *call) error {
 	if !ok {
 		return errUnauthorized
 	}
-	p, err := a.Store.Principal(c.ctx(), token.Digest(), a.Now())
+	c.with = token.Digest()
+	p, err := a.Store.Principal(c.ctx(), c.with, a.Now())
 	if errors.Is(err, store.ErrNotFound) {
 		return errUnauthorized
 	}

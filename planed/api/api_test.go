@@ -64,7 +64,7 @@ func newWorld(t testing.TB, policy machine.Policy) *world {
 			scopes = []string{wire.ScopeRead, wire.ScopeRotate, wire.ScopeOrder, wire.ScopeLogs}
 		}
 		tok := secret.New("ft_")
-		must(t, st.CreateToken(t.Context(), store.Token{Name: sc, Owner: "owner", Scopes: scopes, CreatedAt: w.now, ExpiresAt: w.now.Add(time.Hour)}, tok.Digest(), "person:owner"))
+		must(t, st.CreateToken(t.Context(), store.Token{Name: sc, Owner: "owner", Scopes: scopes, CreatedAt: w.now, ExpiresAt: w.now.Add(time.Hour)}, tok.Digest(), machine.By{Actor: "person:owner"}))
 		w.creds["token:"+sc] = tok.Reveal()
 	}
 	w.id, w.key = w.admit("owner")
@@ -114,27 +114,35 @@ func TestWhoMayCallWhat(t *testing.T) {
 	read := append([]string{"token:read", "token:all"}, persons...)
 	anyone := append([]string{"token:read", "token:rotate", "token:order", "token:logs", "token:all"}, persons...)
 	may := map[string][]string{
-		"GET /healthz":                    {"*"},
-		"GET /version":                    {"*"},
-		"POST /v1/check":                  {"machine"},
-		"POST /v1/credential/rotate":      {"machine"},
-		"POST /v1/login/challenge":        {"*"},
-		"POST /v1/login":                  {"*"},
-		"POST /v1/logout":                 persons,
-		"GET /v1/whoami":                  anyone,
-		"GET /v1/machines":                read,
-		"POST /v1/machines":               persons,
-		"GET /v1/machines/{id}":           read,
-		"DELETE /v1/machines/{id}":        {"owner"}, // the machine is the owner's
-		"POST /v1/machines/{id}/rename":   {"owner"},
-		"POST /v1/machines/{id}/labels":   {"owner"},
-		"POST /v1/machines/{id}/requests": {"owner", "token:rotate", "token:all"}, // a request to rotate
-		"GET /v1/audit":                   read,
-		"GET /v1/audit/head":              read,
-		"POST /v1/persons":                {"owner"},
-		"GET /v1/tokens":                  persons,
-		"POST /v1/tokens":                 persons,
-		"DELETE /v1/tokens/{name}":        {"owner"}, // the token is the owner's
+		"GET /healthz":                                 {"*"},
+		"GET /version":                                 {"*"},
+		"POST /v1/check":                               {"machine"},
+		"POST /v1/credential/rotate":                   {"machine"},
+		"POST /v1/login/challenge":                     {"*"},
+		"POST /v1/login":                               {"*"},
+		"POST /v1/logout":                              persons,
+		"GET /v1/whoami":                               anyone,
+		"GET /v1/machines":                             read,
+		"POST /v1/machines":                            persons,
+		"GET /v1/machines/{id}":                        read,
+		"DELETE /v1/machines/{id}":                     {"owner"}, // the machine is the owner's
+		"POST /v1/machines/{id}/rename":                {"owner"},
+		"POST /v1/machines/{id}/labels":                {"owner"},
+		"POST /v1/machines/{id}/transfer":              {"owner"},
+		"POST /v1/machines/{id}/requests":              {"owner", "token:rotate", "token:all"}, // a request to rotate
+		"GET /v1/audit":                                read,
+		"GET /v1/audit/head":                           read,
+		"POST /v1/persons":                             {"owner"},
+		"GET /v1/persons":                              persons,
+		"GET /v1/persons/{name}":                       persons,
+		"DELETE /v1/persons/{name}":                    {"owner"},
+		"POST /v1/persons/{name}/lock":                 {"owner"},
+		"POST /v1/persons/{name}/unlock":               {"owner"},
+		"POST /v1/persons/{name}/keys":                 {"owner"}, // the person is another
+		"DELETE /v1/persons/{name}/keys/{fingerprint}": {"owner"},
+		"GET /v1/tokens":                               persons,
+		"POST /v1/tokens":                              persons,
+		"DELETE /v1/tokens/{name}":                     {"owner"}, // the token is the owner's
 	}
 	bodies := map[string]string{
 		"POST /v1/check":                  `{"lifecycle":{"state":"running"}}`,
@@ -144,6 +152,8 @@ func TestWhoMayCallWhat(t *testing.T) {
 		"POST /v1/machines/{id}/rename":   `{"name":"x"}`,
 		"POST /v1/machines/{id}/labels":   `{"set":{"a":"b"}}`,
 		"POST /v1/machines/{id}/requests": `{"kind":"rotate"}`,
+		"POST /v1/machines/{id}/transfer": `{"to":"member"}`,
+		"POST /v1/persons/{name}/keys":    `{"public_key":"` + aKey + `"}`,
 		"POST /v1/persons":                `{"name":"new","role":"member"}`,
 		"POST /v1/tokens":                 `{"name":"new","scopes":["read"],"expires_s":60}`,
 	}
@@ -157,7 +167,7 @@ func TestWhoMayCallWhat(t *testing.T) {
 		base := newWorld(t, machine.Policy{Interval: 30 * time.Second})
 		for kind := range base.creds {
 			w := newWorld(t, machine.Policy{Interval: 30 * time.Second})
-			path := strings.NewReplacer("{id}", w.id, "{name}", "read").Replace(rt.Path)
+			path := strings.NewReplacer("{id}", w.id, "{name}", "read", "{fingerprint}", "SHA256:x").Replace(rt.Path)
 			rec := w.do(rt.Method, path, w.creds[kind], bodies[name], wire.HeaderCheck, "instance=a; seq=1")
 			got := rec.Code != http.StatusUnauthorized && rec.Code != http.StatusForbidden
 			want := false

@@ -173,6 +173,9 @@ func (a *API) admit(c *call) error {
 	if req.ServiceManager != "" && wire.CheckName(req.ServiceManager) != nil {
 		return bad("service_manager: %s", wire.ErrName)
 	}
+	if err := a.touched(c, req.Touch, wire.AdmitSubject(inst.Hex(), cred.Hex())); err != nil {
+		return err
+	}
 	did, err := a.Store.Admit(c.ctx(), machine.Admission{
 		By: c.by(), Installation: inst, Credential: cred, Name: req.Name, Labels: req.Labels,
 		Scope: req.Scope, ServiceManager: req.ServiceManager,
@@ -268,6 +271,18 @@ func (a *API) rename(c *call) error {
 		return err
 	}
 	return a.editAndShow(c, store.Change{Rename: &req.Name})
+}
+
+// transfer is POST /v1/machines/{id}/transfer.
+func (a *API) transfer(c *call) error {
+	var req wire.TransferRequest
+	if err := c.decodeStrict(&req); err != nil {
+		return err
+	}
+	if err := wire.CheckName(req.To); err != nil {
+		return bad("to: %s", err)
+	}
+	return a.editAndShow(c, store.Change{Transfer: &req.To})
 }
 
 func (a *API) label(c *call) error {

@@ -117,7 +117,7 @@ func (a *API) invite(c *call) error {
 	}
 	inv := secret.New("fi_")
 	now := a.Now()
-	i := store.Invitation{Actor: c.by().Actor, Digest: inv.Digest(), Person: req.Name, Role: req.Role, At: now, ExpiresAt: now.Add(life)}
+	i := store.Invitation{Actor: c.by().Actor, Session: c.with, Digest: inv.Digest(), Person: req.Name, Role: req.Role, At: now, ExpiresAt: now.Add(life)}
 	if err := a.Store.Invite(c.ctx(), i); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (a *API) createToken(c *call) error {
 	sec := secret.New("ft_")
 	now := a.Now()
 	k := store.Token{Name: req.Name, Owner: c.who.Person, Scopes: scopes, CreatedAt: now, ExpiresAt: now.Add(life)}
-	if err := a.Store.CreateToken(c.ctx(), k, sec.Digest(), c.by().Actor); err != nil {
+	if err := a.Store.CreateToken(c.ctx(), k, sec.Digest(), c.by()); err != nil {
 		if errors.Is(err, store.ErrExists) {
 			return &refusal{http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: "there is a token " + req.Name + " already"}}
 		}

@@ -35,8 +35,11 @@ var (
 	// whether anything exists (R22).
 	errUnauthorized = &refusal{http.StatusUnauthorized, wire.ErrorDetail{Code: wire.CodeUnauthorized}}
 	errForbidden    = &refusal{http.StatusForbidden, wire.ErrorDetail{Code: wire.CodeForbidden, Message: "this principal may not do that"}}
-	errTooLarge     = &refusal{http.StatusRequestEntityTooLarge, wire.ErrorDetail{Code: wire.CodeTooLarge, Message: "the request's body is too large"}}
-	errShed         = &refusal{http.StatusServiceUnavailable, wire.ErrorDetail{Code: wire.CodeBusy, Message: "the plane has too much to do"}}
+	errTouch        = &refusal{http.StatusForbidden, wire.ErrorDetail{Code: wire.CodeTouchRequired,
+		Message: "this plane admits machines only with a touch of your security key",
+		Hint:    "add one with fleet person key add (ssh-keygen -t ed25519-sk makes it), load it into ssh-agent, and try again"}}
+	errTooLarge = &refusal{http.StatusRequestEntityTooLarge, wire.ErrorDetail{Code: wire.CodeTooLarge, Message: "the request's body is too large"}}
+	errShed     = &refusal{http.StatusServiceUnavailable, wire.ErrorDetail{Code: wire.CodeBusy, Message: "the plane has too much to do"}}
 )
 
 // explain turns any error into a status and a document. It is the only place
@@ -57,11 +60,25 @@ func (a *API) explain(err error) (int, wire.ErrorDetail) {
 		return http.StatusNotFound, detail(wire.CodeNotFound)
 	case errors.Is(err, machine.ErrNotYours):
 		return http.StatusForbidden, detail(wire.CodeForbidden)
+	case errors.Is(err, store.ErrNoPerson):
+		return http.StatusNotFound, detail(wire.CodeNotFound)
+	case errors.Is(err, store.ErrLastOwner):
+		return http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: err.Error(),
+			Hint: "invite another owner first: fleet person add NAME --role owner --out FILE"}
+	case errors.Is(err, store.ErrOwnsMachines):
+		return http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: err.Error(),
+			Hint: "fleet transfer MACHINE… --to PERSON, or lock the person: fleet person lock NAME"}
+	case errors.Is(err, store.ErrLocked):
+		return http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: err.Error(), Hint: "fleet person unlock NAME"}
+	case errors.Is(err, store.ErrKeyTaken), errors.Is(err, store.ErrTooManyKeys):
+		return http.StatusConflict, detail(wire.CodeConflict)
+	case errors.Is(err, login.ErrNoTouch):
+		return errTouch.status, errTouch.detail
 	case errors.Is(err, store.ErrExists), errors.Is(err, identity.ErrGeneration), errors.Is(err, identity.ErrReused):
 		return http.StatusConflict, detail(wire.CodeConflict)
 	case errors.Is(err, machine.ErrNoKind), errors.Is(err, machine.ErrTooManyLabels), errors.Is(err, identity.ErrNoDigest), errors.Is(err, login.ErrKey):
 		return http.StatusBadRequest, detail(wire.CodeBadRequest)
-	case errors.Is(err, store.ErrRefused), errors.Is(err, login.ErrNonce), errors.Is(err, login.ErrSignature):
+	case errors.Is(err, store.ErrRefused), errors.Is(err, store.ErrSessionEnded), errors.Is(err, login.ErrNonce), errors.Is(err, login.ErrSignature):
 		return errUnauthorized.status, errUnauthorized.detail
 	case errors.Is(err, store.ErrStorage):
 		a.Log.Error("cannot write the store", "error", err.Error())

@@ -54,6 +54,7 @@ var Routes = []Route{
 	{"GET", wire.PathMachines + "/{id}", Scoped, readScope, 0, (*API).machine},
 	{"DELETE", wire.PathMachines + "/{id}", Person, nil, smallBody, (*API).remove},
 	{"POST", wire.PathMachines + "/{id}/rename", Person, nil, adminBody, (*API).rename},
+	{"POST", wire.PathMachines + "/{id}/transfer", Person, nil, smallBody, (*API).transfer},
 	{"POST", wire.PathMachines + "/{id}/labels", Person, nil, adminBody, (*API).label},
 	{"POST", wire.PathMachines + "/{id}/requests", Scoped, []string{wire.ScopeRotate, wire.ScopeLogs}, smallBody, (*API).ask},
 
@@ -61,6 +62,13 @@ var Routes = []Route{
 	{"GET", wire.PathAuditHead, Scoped, readScope, 0, (*API).auditHead},
 
 	{"POST", wire.PathPersons, Owner, nil, smallBody, (*API).invite},
+	{"GET", wire.PathPersons, Person, nil, 0, (*API).persons},
+	{"GET", wire.PathPersons + "/{name}", Person, nil, 0, (*API).person},
+	{"DELETE", wire.PathPersons + "/{name}", Owner, nil, smallBody, (*API).removePerson},
+	{"POST", wire.PathPersons + "/{name}/lock", Owner, nil, smallBody, (*API).lockPerson},
+	{"POST", wire.PathPersons + "/{name}/unlock", Owner, nil, smallBody, (*API).unlockPerson},
+	{"POST", wire.PathPersons + "/{name}/keys", Person, nil, loginBody, (*API).addKey},
+	{"DELETE", wire.PathPersons + "/{name}/keys/{fingerprint}", Person, nil, smallBody, (*API).removeKey},
 	{"GET", wire.PathTokens, Person, nil, 0, (*API).tokens},
 	{"POST", wire.PathTokens, Person, nil, smallBody, (*API).createToken},
 	{"DELETE", wire.PathTokens + "/{name}", Person, nil, smallBody, (*API).deleteToken},

@@ -51,6 +51,7 @@ var (
 	ErrKey       = errors.New("the public key cannot be used to log in")
 	ErrSignature = errors.New("the signature is not valid")
 	ErrFull      = errors.New("too many logins at once")
+	ErrNoTouch   = errors.New("the signature is not by a security key that was touched")
 )
 
 // Verifier hands out nonces and verifies what was signed over them.
@@ -99,35 +100,72 @@ type Key struct {
 
 // Verify checks a login's nonce and signature and uses the nonce up.
 func (v *Verifier) Verify(r wire.LoginRequest) (Key, error) {
-	v.init()
-	head, expires, err := v.open(r.Nonce)
-	if err != nil {
-		return Key{}, err
-	}
-	pub, err := parseKey(r.PublicKey)
-	if err != nil {
-		return Key{}, err
-	}
-	if len(r.Signature) > maxSignature {
-		return Key{}, ErrSignature
-	}
-	sig, err := sshsig.Unarmor([]byte(r.Signature))
-	if err != nil {
-		return Key{}, ErrSignature
-	}
 	// The message names our URL whatever the request says, so a signature that
 	// was made for another plane does not verify here (R37).
-	msg := wire.LoginMessage(r.Nonce, v.URL)
-	if err := sshsig.Verify(bytes.NewReader(msg), sig, pub, sig.HashAlgorithm, wire.NamespaceLogin); err != nil {
+	return v.verify(r.Nonce, r.PublicKey, r.Signature, wire.LoginMessage(r.Nonce, v.URL), wire.NamespaceLogin, false)
+}
+
+// Touch checks that a security key was touched for one admission: its
+// signature over the subject, with the user-presence bit, which the key's
+// hardware signs. It uses the nonce up.
+func (v *Verifier) Touch(t wire.Touch, subject string) (Key, error) {
+	return v.verify(t.Nonce, t.PublicKey, t.Signature, wire.AdmitMessage(t.Nonce, v.URL, subject), wire.NamespaceAdmit, true)
+}
+
+func (v *Verifier) verify(nonce, publicKey, signature string, msg []byte, namespace string, touch bool) (Key, error) {
+	v.init()
+	head, expires, err := v.open(nonce)
+	if err != nil {
+		return Key{}, err
+	}
+	pub, err := parseKey(publicKey)
+	if err != nil {
+		return Key{}, err
+	}
+	if len(signature) > maxSignature {
 		return Key{}, ErrSignature
+	}
+	sig, err := sshsig.Unarmor([]byte(signature))
+	if err != nil {
+		return Key{}, ErrSignature
+	}
+	if err := sshsig.Verify(bytes.NewReader(msg), sig, pub, sig.HashAlgorithm, namespace); err != nil {
+		return Key{}, ErrSignature
+	}
+	if touch && !touched(pub, sig.Signature) {
+		return Key{}, ErrNoTouch
 	}
 	if err := v.use(head, expires); err != nil {
 		return Key{}, err
 	}
+	return keyOf(pub), nil
+}
+
+// touched reports whether a security key made the signature while somebody
+// touched it: flags and counter follow the signature, and are covered by it
+// (OpenSSH's PROTOCOL.u2f).
+func touched(pub ssh.PublicKey, sig *ssh.Signature) bool {
+	const userPresence = 1
+	if t := pub.Type(); t != ssh.KeyAlgoSKED25519 && t != ssh.KeyAlgoSKECDSA256 {
+		return false
+	}
+	return len(sig.Rest) == 5 && sig.Rest[0]&userPresence != 0
+}
+
+func keyOf(pub ssh.PublicKey) Key {
 	return Key{
 		Fingerprint: ssh.FingerprintSHA256(pub),
 		Authorized:  string(bytes.TrimSpace(ssh.MarshalAuthorizedKey(pub))),
-	}, nil
+	}
+}
+
+// ParseKey takes a key that a person may log in with.
+func ParseKey(authorized string) (Key, error) {
+	pub, err := parseKey(authorized)
+	if err != nil {
+		return Key{}, err
+	}
+	return keyOf(pub), nil
 }
 
 func (v *Verifier) open(nonce string) (head [24]byte, expires time.Time, err error) {

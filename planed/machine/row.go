@@ -94,6 +94,10 @@ type By struct {
 	Actor  string // as the audit names it: person:dana, token:ci
 	Person string // the person, or the person that a token belongs to
 	Owner  bool   // the person's role
+	// Session is the digest of the session or token that asks. A store looks it
+	// up again in the transaction that acts, so that one which has just ended
+	// changes nothing more. Zero for the plane's own host.
+	Session secret.Digest
 }
 
 // Refusals.
@@ -257,6 +261,20 @@ func (r *Row) Ask(by By, w Wish, now time.Time) ([]audit.Event, error) {
 	}
 	*at = v
 	return r.events(now, by.Actor, "machine.request", map[string]string{"kind": w.Kind}), nil
+}
+
+// Transfer gives the machine to another person. Its credential, name and labels
+// stay.
+func (r *Row) Transfer(by By, to string, now time.Time) ([]audit.Event, error) {
+	if err := r.manages(by); err != nil {
+		return nil, err
+	}
+	if r.Owner == to {
+		return nil, nil
+	}
+	from := r.Owner
+	r.Owner = to
+	return r.events(now, by.Actor, "machine.transfer", map[string]string{"owner": to, "from": from}), nil
 }
 
 // Delete turns the row into its tombstone: what is needed to answer revoked

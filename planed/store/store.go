@@ -123,12 +123,13 @@ type Rotations struct {
 
 // Change is a person's change to one machine. Exactly one of the pointers is set.
 type Change struct {
-	By     machine.By
-	At     time.Time
-	Rename *string
-	Label  *LabelChange
-	Ask    *machine.Wish
-	Delete bool
+	By       machine.By
+	At       time.Time
+	Rename   *string
+	Label    *LabelChange
+	Ask      *machine.Wish
+	Transfer *string // to a person who is there and not locked, else ErrNoPerson or ErrLocked
+	Delete   bool
 }
 
 // Apply lets the row decide about the change. No events mean that nothing changed.
@@ -140,6 +141,8 @@ func (c Change) Apply(r *machine.Row) ([]audit.Event, error) {
 		return r.Label(c.By, c.Label.Set, c.Label.Remove, c.At)
 	case c.Ask != nil:
 		return r.Ask(c.By, *c.Ask, c.At)
+	case c.Transfer != nil:
+		return r.Transfer(c.By, *c.Transfer, c.At)
 	case c.Delete:
 		return r.Delete(c.By, c.At)
 	}
@@ -157,6 +160,9 @@ type Person struct {
 	Name      string
 	Role      string
 	CreatedAt time.Time
+	LastLogin time.Time // zero: never
+	LockedAt  time.Time // zero: not locked
+	LockedBy  string
 }
 
 // Principal is who a presented person secret belongs to, read live.
@@ -182,7 +188,8 @@ type Login struct {
 
 // Invitation lets a key that is not known yet become a person's.
 type Invitation struct {
-	Actor     string // who invites
+	Actor     string        // who invites
+	Session   secret.Digest // of the inviting session; zero for the plane's own host
 	Digest    secret.Digest
 	Person    string
 	Role      string
@@ -207,7 +214,7 @@ type Principals interface {
 	// Principal returns ErrNotFound for a digest that opens nothing now.
 	Principal(ctx context.Context, d secret.Digest, now time.Time) (Principal, error)
 	Invite(ctx context.Context, i Invitation) error
-	CreateToken(ctx context.Context, t Token, d secret.Digest, actor string) error
+	CreateToken(ctx context.Context, t Token, d secret.Digest, by machine.By) error
 	// DeleteToken deletes a token of by's person, or any token for an owner.
 	DeleteToken(ctx context.Context, name string, by machine.By, now time.Time) error
 	Tokens(ctx context.Context) ([]Token, error)
@@ -254,6 +261,7 @@ type Maintenance interface {
 type Store interface {
 	Machines
 	Principals
+	Persons
 	Auditor
 	Maintenance
 }

@@ -121,6 +121,22 @@ func (p *plane) client() (*planeclient.Client, error) {
 	return planeclient.New(planeclient.Options{URL: p.url, RootsPEM: p.roots, Token: p.token})
 }
 
+// join invites a person and opens their first session.
+func (p *plane) join(ctx context.Context, name, role string) (secret.Text, error) {
+	c, err := p.client()
+	if err != nil {
+		return secret.Text{}, err
+	}
+	defer c.Close()
+	inv, err := c.Invite(ctx, wire.PersonRequest{Name: name, Role: role})
+	if err != nil {
+		return secret.Text{}, err
+	}
+	other := *p
+	err = other.login(ctx, inv.Invitation)
+	return other.token, err
+}
+
 // login opens a session as dana, with a key of its own and the invitation.
 func (p *plane) login(ctx context.Context, invite string) error {
 	_, priv, err := ed25519.GenerateKey(rand.Reader)

@@ -58,6 +58,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"plane":   cmdPlane,
 			"machine": cmdMachine,
+			"person":  cmdPerson,
 			"link":    cmdLink,
 			"check":   cmdCheck,
 			"mode":    cmdMode,
@@ -129,6 +130,17 @@ func cmdMachine(ts *testscript.TestScript, neg bool, args []string) {
 		id, err := current(ts).admit(ctx, args[0], labels)
 		ts.Setenv(strings.ReplaceAll(args[0], "-", "_"), id)
 		return err
+	})
+}
+
+// cmdPerson: person NAME ROLE has a person join; the session is in NAME.session.
+func cmdPerson(ts *testscript.TestScript, neg bool, args []string) {
+	do(ts, neg, func(ctx context.Context) error {
+		session, err := current(ts).join(ctx, args[0], args[1])
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(ts.MkAbs(args[0]+".session"), []byte(session.Reveal()+"\n"), 0o600)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +21,11 @@ import (
 	"fleet.example/fleet/planed/store"
 )
 
-// format is the version of the file's content that this package writes.
-const format = 1
+// format is the version of the file's content that this package writes. A field
+// that an older planed would drop or not heed raises it: since 2 a person may
+// be locked. Files of every format from 1 on are taken and brought to this one
+// when they are opened.
+const format = 2
 
 var (
 	bucketMeta         = []byte("meta")
@@ -175,9 +179,9 @@ func (s *Store) prepare(create bool) error {
 		return err
 	case has > format:
 		return &store.NewerError{Path: s.path, Has: has, Max: format}
-	case has == format:
+	case has == format && s.hasBuckets():
 		return nil
-	case !create:
+	case has == 0 && !create:
 		return fmt.Errorf("cannot open the store: %s is no plane's store", s.path)
 	}
 	err = s.db.Update(func(t *bbolt.Tx) error {
@@ -189,6 +193,14 @@ func (s *Store) prepare(create bool) error {
 		return t.Bucket(bucketMeta).Put(metaFormat, binary.BigEndian.AppendUint32(nil, format))
 	})
 	return storageError(err)
+}
+
+func (s *Store) hasBuckets() (all bool) {
+	s.db.View(func(t *bbolt.Tx) error {
+		all = !slices.ContainsFunc(buckets, func(b []byte) bool { return t.Bucket(b) == nil })
+		return nil
+	})
+	return all
 }
 
 // load fills memory from the file.

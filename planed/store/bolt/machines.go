@@ -183,6 +183,9 @@ func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (machine.Rotated
 func (s *Store) Admit(ctx context.Context, a machine.Admission, now time.Time) (store.Admitted, error) {
 	var out store.Admitted
 	err := s.do(ctx, func(t *tx) error {
+		if err := t.live(a.By.Session); err != nil {
+			return err
+		}
 		inst := []byte(a.Installation.Hex())
 		if id := t.Bucket(bucketInstallation).Get(inst); id != nil {
 			r, index, err := t.machine(string(id))
@@ -228,9 +231,17 @@ func (s *Store) Admit(ctx context.Context, a machine.Admission, now time.Time) (
 func (s *Store) Edit(ctx context.Context, id string, ch store.Change) (*machine.Row, error) {
 	var out *machine.Row
 	err := s.do(ctx, func(t *tx) error {
+		if err := t.live(ch.By.Session); err != nil {
+			return err
+		}
 		r, index, err := t.machine(id)
 		if err != nil {
 			return err
+		}
+		if ch.Transfer != nil {
+			if err := t.receives(*ch.Transfer); err != nil {
+				return err
+			}
 		}
 		s.recall(r, index)
 		if r.Deleted != nil {

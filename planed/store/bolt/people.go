@@ -21,12 +21,22 @@ import (
 type personRecord struct {
 	Role      string    `json:"role"`
 	CreatedAt time.Time `json:"created_at"`
+	LastLogin time.Time `json:"last_login,omitzero"`
+	LockedAt  time.Time `json:"locked_at,omitzero"`
+	LockedBy  string    `json:"locked_by,omitempty"`
+}
+
+func (r personRecord) locked() bool { return !r.LockedAt.IsZero() }
+
+func (r personRecord) person(name string) store.Person {
+	return store.Person{Name: name, Role: r.Role, CreatedAt: r.CreatedAt, LastLogin: r.LastLogin, LockedAt: r.LockedAt, LockedBy: r.LockedBy}
 }
 
 type keyRecord struct {
-	Person  string    `json:"person"`
-	Key     string    `json:"key"` // authorized_keys form
-	AddedAt time.Time `json:"added_at"`
+	Person   string    `json:"person"`
+	Key      string    `json:"key"` // authorized_keys form
+	AddedAt  time.Time `json:"added_at"`
+	LastUsed time.Time `json:"last_used,omitzero"`
 }
 
 type sessionRecord struct {
@@ -117,7 +127,7 @@ func (s *Store) Principal(_ context.Context, d secret.Digest, now time.Time) (st
 	if r, ok := p.sessions[d]; ok {
 		person, known := p.persons[r.Person]
 		p.mu.RUnlock()
-		if !known || !now.Before(r.ExpiresAt) {
+		if !known || person.locked() || !now.Before(r.ExpiresAt) {
 			return store.Principal{}, store.ErrNotFound
 		}
 		return store.Principal{Kind: "person", Name: r.Person, Person: r.Person, Role: person.Role, Key: r.Key, ExpiresAt: r.ExpiresAt}, nil
@@ -125,7 +135,7 @@ func (s *Store) Principal(_ context.Context, d secret.Digest, now time.Time) (st
 	r, ok := p.tokens[d]
 	person, known := p.persons[r.Owner]
 	p.mu.RUnlock()
-	if !ok || !known || !now.Before(r.ExpiresAt) {
+	if !ok || !known || person.locked() || !now.Before(r.ExpiresAt) {
 		return store.Principal{}, store.ErrNotFound
 	}
 	p.mu.Lock()
@@ -214,6 +224,9 @@ func (s *Store) Login(ctx context.Context, l store.Login) (store.Person, error) 
 		if err != nil {
 			return err
 		}
+		if person.locked() {
+			return store.ErrRefused
+		}
 		actor := "person:" + name
 		event := func(action string, detail map[string]string) {
 			events = append(events, audit.Event{At: l.At, Actor: actor, Action: action, Subject: actor, Detail: detail})
@@ -234,19 +247,27 @@ func (s *Store) Login(ctx context.Context, l store.Login) (store.Person, error) 
 		}
 		event("person.login", map[string]string{"key": l.Fingerprint})
 		drop := s.people.surplus(t, name)
-
-		if invited {
-			if err := t.put(bucketPerson, []byte(name), mustJSON(person)); err != nil {
+		if !known {
+			held, err := keysOf(t.Tx, name)
+			if err != nil {
 				return err
 			}
+			if len(held) >= store.MaxKeys {
+				return store.ErrTooManyKeys
+			}
+			key = keyRecord{Person: name, Key: l.Key, AddedAt: l.At.UTC()}
+		}
+		person.LastLogin, key.LastUsed = l.At.UTC(), l.At.UTC()
+
+		if err := t.put(bucketPerson, []byte(name), mustJSON(person)); err != nil {
+			return err
+		}
+		if err := t.put(bucketKey, []byte(l.Fingerprint), mustJSON(key)); err != nil {
+			return err
+		}
+		if invited {
 			if err := t.del(bucketInvitation, []byte(l.Invitation.Hex())); err != nil {
 				return err
-			}
-			if !known {
-				rec := keyRecord{Person: name, Key: l.Key, AddedAt: l.At.UTC()}
-				if err := t.put(bucketKey, []byte(l.Fingerprint), mustJSON(rec)); err != nil {
-					return err
-				}
 			}
 		}
 		for _, d := range drop {
@@ -258,7 +279,7 @@ func (s *Store) Login(ctx context.Context, l store.Login) (store.Person, error) 
 		if err := t.put(bucketSession, []byte(l.Session.Hex()), mustJSON(rec)); err != nil {
 			return err
 		}
-		out = store.Person{Name: name, Role: person.Role, CreatedAt: person.CreatedAt}
+		out = person.person(name)
 		t.after = append(t.after, func() {
 			s.people.mu.Lock()
 			defer s.people.mu.Unlock()
@@ -328,6 +349,14 @@ func (s *Store) Logout(ctx context.Context, session secret.Digest, now time.Time
 // Invite stores an invitation. One that waits for the same person is void then.
 func (s *Store) Invite(ctx context.Context, i store.Invitation) error {
 	return s.do(ctx, func(t *tx) error {
+		if err := t.live(i.Session); err != nil {
+			return err
+		}
+		if p, _, err := get[personRecord](t.Tx, bucketPerson, i.Person); err != nil {
+			return err
+		} else if p.locked() {
+			return store.ErrLocked
+		}
 		var void []string
 		err := each(t.Tx, bucketInvitation, func(k string, r invitationRecord) error {
 			if r.Person == i.Person || !i.At.Before(r.ExpiresAt) {
@@ -353,8 +382,11 @@ func (s *Store) Invite(ctx context.Context, i store.Invitation) error {
 }
 
 // CreateToken stores an automation token under a name that no other has.
-func (s *Store) CreateToken(ctx context.Context, k store.Token, d secret.Digest, actor string) error {
+func (s *Store) CreateToken(ctx context.Context, k store.Token, d secret.Digest, by machine.By) error {
 	return s.do(ctx, func(t *tx) error {
+		if err := t.live(by.Session); err != nil {
+			return err
+		}
 		taken := false
 		err := each(t.Tx, bucketToken, func(_ string, r tokenRecord) error {
 			taken = taken || r.Name == k.Name
@@ -375,7 +407,7 @@ func (s *Store) CreateToken(ctx context.Context, k store.Token, d secret.Digest,
 			s.people.tokens[d] = rec
 			s.people.mu.Unlock()
 		})
-		return t.append(audit.Event{At: k.CreatedAt, Actor: actor, Action: "token.create", Subject: "token:" + k.Name,
+		return t.append(audit.Event{At: k.CreatedAt, Actor: by.Actor, Action: "token.create", Subject: "token:" + k.Name,
 			Detail: map[string]string{"scopes": strings.Join(k.Scopes, ","), "expires": wire.Time{Time: k.ExpiresAt}.String()}})
 	})
 }
@@ -383,6 +415,9 @@ func (s *Store) CreateToken(ctx context.Context, k store.Token, d secret.Digest,
 // DeleteToken deletes a token by name.
 func (s *Store) DeleteToken(ctx context.Context, name string, by machine.By, now time.Time) error {
 	return s.do(ctx, func(t *tx) error {
+		if err := t.live(by.Session); err != nil {
+			return err
+		}
 		var digest, owner string
 		err := each(t.Tx, bucketToken, func(k string, r tokenRecord) error {
 			if r.Name == name {

@@ -101,10 +101,10 @@ func tokens(t *testing.T, f Fixture) {
 	}
 	sec := secret.New("ft_")
 	k := store.Token{Name: "ci", Owner: "mo", Scopes: []string{"read"}, CreatedAt: Base, ExpiresAt: Base.Add(time.Hour)}
-	if err := s.CreateToken(t.Context(), k, sec.Digest(), "person:mo"); err != nil {
+	if err := s.CreateToken(t.Context(), k, sec.Digest(), machine.By{Actor: "person:mo"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.CreateToken(t.Context(), k, secret.New("ft_").Digest(), "person:mo"); !errors.Is(err, store.ErrExists) {
+	if err := s.CreateToken(t.Context(), k, secret.New("ft_").Digest(), machine.By{Actor: "person:mo"}); !errors.Is(err, store.ErrExists) {
 		t.Fatal(err)
 	}
 	used := Base.Add(time.Minute)

@@ -53,6 +53,8 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"FirstCheckLostInACrash", firstCheckLost},
 		{"Persons", persons},
 		{"Tokens", tokens},
+		{"PersonChanges", personChanges},
+		{"SomeOwnerCanLogIn", someOwnerCanLogIn},
 		{"AuditChain", auditChain},
 		{"ManyAtOnce", manyAtOnce},
 		{"Backup", backup},
