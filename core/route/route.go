@@ -269,6 +269,10 @@ func (h *host) explain(ctx context.Context, err error) error {
 		return err
 	}
 	f := fault.New(fault.Unreachable, "unreachable", "cannot reach %s: %s: %s", target, at, reason)
+	if sshlogin.SaysHungUp(reason) {
+		f.Code = "hung_up"
+		return f.WithHint("%s", sshlogin.Crowded)
+	}
 	if at.peer != nil && strings.Contains(reason, "administratively prohibited") {
 		return f.WithHint("%s does not let connections through (AllowTcpForwarding, PermitOpen, or restrict in authorized_keys there)", at.peer.Config)
 	}

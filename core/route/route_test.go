@@ -354,6 +354,63 @@ func TestTheHopAtWhichAConnectionIsLostIsNamed(t *testing.T) { // R41
 	}
 }
 
+// A jump host that has enough logins under way is asked again, wherever it
+// stands, and named when it goes on hanging up.
+func TestAJumpHostWithTooManyLoginsUnderWay(t *testing.T) {
+	for at := range 2 {
+		t.Run(fmt.Sprint(at+1), func(t *testing.T) {
+			servers := []*loopback.Server{server(t, ""), server(t, ""), server(t, "")}
+			servers[at] = server(t, "MaxStartups 1")
+			w := newWorld(t, servers...)
+			w.yes()
+			w.must().Close() // now the keys are pinned
+			var again int
+			held := hold(t, servers[at])
+			w.way.Notef = func(format string, args ...any) {
+				if strings.Contains(fmt.Sprintf(format, args...), "asking again") {
+					again++
+					held.Close()
+				}
+			}
+			w.must().Close()
+			if again == 0 {
+				t.Error("it was not asked again")
+			}
+			w.way.Notef = t.Logf
+			defer hold(t, servers[at]).Close()
+			_, err := w.dial()
+			if f := fault.Of(err); f == nil || f.Code != "hung_up" || f.Exit != fault.Unreachable || !strings.Contains(f.Hint, "MaxStartups") ||
+				!strings.Contains(f.Msg, "jump host "+w.way.Chain.Jumps[at].String()+": it hung up before it identified itself") {
+				t.Errorf("%v (%v)", err, f)
+			}
+		})
+	}
+}
+
+// hold takes a server's only place for a login.
+func hold(t *testing.T, s *loopback.Server) net.Conn {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		// The login before may be under way still.
+		if got := make([]byte, 4); read(c, got) && string(got) == "SSH-" {
+			return c
+		}
+		c.Close()
+	}
+	t.Fatal("the server takes no login")
+	return nil
+}
+
+func read(c net.Conn, b []byte) bool {
+	_, err := io.ReadFull(c, b)
+	return err == nil
+}
+
 // However the end of a program is noticed, by reading or by writing, before or
 // after the program ended, it is named with its exit status and its last words.
 func TestTheEndOfAProxyCommandIsNamedAlike(t *testing.T) {

@@ -95,17 +95,19 @@ type Conn struct {
 
 // Dial connects, authenticates and compares the host key with the pins. A key
 // that is not pinned yet is not an error here: see Pinned and Confirm.
-func Dial(ctx context.Context, p Params) (*Conn, error) {
-	for _, wait := range crowded {
-		c, err := dial(ctx, p)
-		if hung := new(hungUp); !errors.As(err, &hung) || !pause(ctx, wait) {
-			return c, err
-		}
+func Dial(ctx context.Context, p Params) (c *Conn, err error) {
+	err = sshlogin.Persist(ctx, func() error {
+		c, err = dial(ctx, p)
+		return err
+	}, func(err error) bool {
+		hung := new(sshlogin.HungUp)
+		return errors.As(err, &hung)
+	}, func(err error) {
 		if p.Notef != nil {
 			p.Notef("%v, asking again", err)
 		}
-	}
-	return dial(ctx, p)
+	})
+	return c, err
 }
 
 func dial(ctx context.Context, p Params) (*Conn, error) {
@@ -156,7 +158,7 @@ func dial(ctx context.Context, p Params) (*Conn, error) {
 		return nil, unreachable(p.Config, err)
 	}
 	c.stream = raw
-	greeting := &greeting{Conn: promptly(raw)}
+	greeting := &sshlogin.Door{Conn: promptly(raw)}
 	watched := &paced{Conn: greeting}
 	raw = watched
 	if err := c.handshake(ctx, raw, conf, peer.auth); err != nil {

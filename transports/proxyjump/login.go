@@ -46,8 +46,9 @@ func (w *way) login(ctx context.Context, hop sdk.Hop, conn net.Conn) (*ssh.Clien
 		err    error
 	}
 	done := make(chan result, 1)
+	door := &sshlogin.Door{Conn: conn}
 	go func() { // ends with the handshake, which closing conn ends
-		c, chans, reqs, err := ssh.NewClientConn(conn, address(hop), conf)
+		c, chans, reqs, err := ssh.NewClientConn(door, address(hop), conf)
 		if err != nil {
 			done <- result{err: err}
 			return
@@ -61,6 +62,9 @@ func (w *way) login(ctx context.Context, hop sdk.Hop, conn net.Conn) (*ssh.Clien
 		select {
 		case r := <-done:
 			if r.err != nil {
+				if hung := door.HungUp(r.err); hung != nil {
+					return nil, hung
+				}
 				return nil, words(r.err)
 			}
 			return r.client, nil

@@ -13,7 +13,9 @@ package proxyjump
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"sync"
@@ -21,6 +23,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"fleet.example/fleet/core/sshlogin"
 	"fleet.example/fleet/plugins/sdk"
 	"fleet.example/fleet/transports/direct"
 	"fleet.example/fleet/transports/proxycommand"
@@ -57,6 +60,12 @@ func (t *Transport) Dial(ctx context.Context, th sdk.TransportHost, target sdk.T
 	}
 	conn, at, err := w.dial(ctx, target)
 	if err != nil {
+		if hung := new(sshlogin.HungUp); errors.As(err, &hung) || errors.Is(err, io.EOF) {
+			// What was behind a hop that is lost was lost with it.
+			if hop, why, lost := w.lost(); lost {
+				at, err = hop, errors.New(why)
+			}
+		}
 		w.close()
 		if ctx.Err() == nil {
 			th.Lost(ctx, at.ID, oneLine(err.Error()))
@@ -68,26 +77,42 @@ func (t *Transport) Dial(ctx context.Context, th sdk.TransportHost, target sdk.T
 
 // dial returns the stream, or the hop at which it went wrong.
 func (w *way) dial(ctx context.Context, target sdk.Target) (conn net.Conn, at sdk.Hop, err error) {
-	first := target.Jumps[0]
-	if conn, err = w.transport.first(ctx, w.th, target); err != nil {
-		return nil, first, err
-	}
+	at = target.Jumps[0]
+	reach := func() (net.Conn, error) { return w.transport.first(ctx, w.th, target) }
 	for i, hop := range target.Jumps {
-		client, err := w.login(ctx, hop, conn)
+		var client *ssh.Client
+		err := sshlogin.Persist(ctx, func() error {
+			conn, err := reach()
+			if err != nil {
+				return err
+			}
+			at = hop
+			if client, err = w.login(ctx, hop, conn); err != nil {
+				conn.Close()
+			}
+			return err
+		}, func(err error) bool {
+			// How a program took its end is the program's to say.
+			hung := new(sshlogin.HungUp)
+			return errors.As(err, &hung) && (i > 0 || target.Proxy.Command == "")
+		}, func(err error) {
+			w.th.Progress(ctx, fmt.Sprintf("jump host %s: %v, asking again", name(hop), err))
+			if i > 0 {
+				at = target.Jumps[i-1]
+			}
+		})
 		if err != nil {
-			conn.Close()
-			return nil, hop, err
+			return nil, at, err
 		}
 		w.add(client)
 		next := target.Hop
 		if i+1 < len(target.Jumps) {
 			next = target.Jumps[i+1]
 		}
-		if conn, err = through(ctx, client, next); err != nil {
-			return nil, hop, err
-		}
+		reach = func() (net.Conn, error) { return through(ctx, client, next) }
 	}
-	return conn, at, nil
+	conn, err = reach()
+	return conn, at, err
 }
 
 // first reaches the hop that is dialled from here.

@@ -70,7 +70,7 @@ func (w *way) lost() (sdk.Hop, string, bool) {
 	w.mu.Lock()
 	ended, closed := w.ended, w.closed
 	w.mu.Unlock()
-	if closed {
+	if closed || len(ended) == 0 {
 		return sdk.Hop{}, "", false
 	}
 	timer := time.NewTimer(settleTime)
