@@ -68,10 +68,12 @@ func TestPluginsOnRealMachines(t *testing.T) { // R40, R41, design §8
 	want := map[string]string{"service": "it leaves nothing behind", "transport": "it carries SSH to the machine", "probe": "findings are complete and can be acted on"}
 	for _, plugin := range []string{
 		"fleet-service-systemd", "fleet-service-plain", w.dir + "/fleet-probe-acme", "fleet-transport-direct",
+		"fleet-transport-proxyjump", "fleet-transport-proxycommand",
 	} {
 		checks := try(0, plugin)
 		kind, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(plugin), "fleet-"), "-")
-		if c := checks[want[kind]]; c.Status != "ok" {
+		way := map[string]string{"fleet-transport-proxyjump": "over jump hosts: ", "fleet-transport-proxycommand": "over a program: "}[plugin]
+		if c := checks[way+want[kind]]; c.Status != "ok" {
 			t.Errorf("%s: %+v", plugin, c)
 		}
 		if kind == "service" && checks["the latch holds it"].Status != "ok" {

@@ -56,8 +56,13 @@ With --host it is run against a real machine over SSH, once the host key is
 confirmed. A service manager registers, starts, stops and removes a service
 there under a name of its own, with an agent that has no credential and talks to
 nobody; that takes an artifact for the machine's platform. All of it is taken
-away at the end. A probe changes nothing. A transport carries SSH to it.`,
+away at the end. A probe changes nothing. A transport carries SSH to it, over
+every way that it says it goes: jump hosts and proxy commands are made here.`,
 				Min: 1, Max: 1, Flags: pluginTestFlags(), Run: run(runPluginTest),
+			},
+			{
+				Name: "relay", Args: "HOST PORT", Summary: "connect standard input and output with an address", Hidden: true,
+				Min: 2, Max: 2, Run: runRelay,
 			},
 		},
 	}

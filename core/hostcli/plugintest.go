@@ -3,6 +3,10 @@ package hostcli
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -14,6 +18,7 @@ import (
 	"fleet.example/fleet/plugins/catalog/localhost"
 	"fleet.example/fleet/plugins/sdk"
 	"fleet.example/fleet/plugins/sdk/conformance"
+	"fleet.example/fleet/plugins/sdk/conformance/hops"
 )
 
 func pluginTestFlags() []cli.Flag {
@@ -54,7 +59,7 @@ func (e *env) testHere(ctx context.Context, path string) (catalog.TestDoc, error
 		return catalog.TestDoc{}, err
 	}
 	facts.Phase, facts.DataDir = sdk.PhaseUnconfirmed, facts.Home
-	return e.catalog.Test(ctx, path, catalog.Ground{Host: &localhost.Host{F: facts}})
+	return e.catalog.Test(ctx, path, catalog.Ground{Host: &localhost.Host{F: facts}, Hops: jumpHosts, Relay: relay})
 }
 
 // testThere tries a plugin out on a machine over SSH.
@@ -75,7 +80,7 @@ func (e *env) testThere(ctx context.Context, path string, o install.Options) (ca
 	}
 	defer t.Close()
 	return e.catalog.Test(ctx, path, catalog.Ground{
-		Name: o.Host, Host: t.Host(),
+		Name: o.Host, Host: t.Host(), Hops: jumpHosts, Relay: relay,
 		Service: func(ctx context.Context) (env conformance.ServiceEnv, err error) {
 			env.Host = t.Host()
 			if env.Spec, err = t.Prepare(ctx); err != nil {
@@ -93,6 +98,39 @@ func (e *env) testThere(ctx context.Context, path string, o install.Options) (ca
 			return t.Reach(ctx, d.Dial)
 		},
 	})
+}
+
+// jumpHosts are what a transport through jump hosts is tried out with.
+func jumpHosts() (catalog.Hops, error) {
+	h, err := hops.New(2)
+	if err != nil {
+		return nil, err // not h, which is a nil of its own type
+	}
+	return h, nil
+}
+
+// relay is this program as a proxy command.
+func relay(host string, port int) string {
+	self, err := os.Executable()
+	if err != nil {
+		self = "fleet-host"
+	}
+	return fmt.Sprintf("'%s' plugin relay '%s' %d", strings.ReplaceAll(self, "'", `'\''`), host, port)
+}
+
+// runRelay connects standard input and output with an address.
+func runRelay(ctx context.Context, c *command.Call) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(c.Arg(0), c.Arg(1)))
+	if err != nil {
+		return fault.New(fault.Unreachable, "unreachable", "%w", err)
+	}
+	defer conn.Close()
+	go func() { // ends with standard input, or with the process
+		_, _ = io.Copy(conn, c.Stdin)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(c.Stdout, conn)
+	return err
 }
 
 func (e *env) printTest(doc catalog.TestDoc) error {

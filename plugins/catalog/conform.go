@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -41,6 +42,12 @@ type Ground struct {
 	// changed.
 	Service func(ctx context.Context) (conformance.ServiceEnv, error)
 	Clean   func(ctx context.Context) error
+	// Hops gives jump hosts on this machine, and the host that a transport asks
+	// about them. Without it what needs some is skipped.
+	Hops func() (Hops, error)
+	// Relay is a command for a shell that connects its standard input and output
+	// with an address. Without it what needs one is skipped.
+	Relay func(host string, port int) string
 	// Reach uses the machine over a transport's streams. Without it streams only
 	// go to this machine.
 	Reach func(ctx context.Context, d conformance.Dialer) error
@@ -106,15 +113,7 @@ func (c *Catalog) tryOut(ctx context.Context, f Found, g Ground, add func(...con
 		add(conformance.Probe(ctx, probe, conformance.ProbeEnv{Description: d, Host: g.Host})...)
 		return probe.endsByItself, nil
 	case sdk.KindTransport:
-		t, err := c.launchTransport(ctx, f, nil)
-		if err != nil {
-			return nil, err
-		}
-		add(conformance.Transport(ctx, dialer{t}, conformance.TransportEnv{})...)
-		if g.Reach != nil {
-			outcome("it carries SSH to the machine", g.Reach(ctx, dialer{t}))
-		}
-		return t.endsByItself, nil
+		return c.tryTransport(ctx, f, g, add, outcome)
 	}
 	s, err := c.launchService(ctx, f)
 	if err != nil {
@@ -135,6 +134,87 @@ func (c *Catalog) tryOut(ctx context.Context, f Found, g Ground, add func(...con
 	env.Description = d
 	add(conformance.Service(ctx, s, env)...)
 	return s.endsByItself, nil
+}
+
+// Hops are jump hosts and the host that a transport asks about them.
+type Hops interface {
+	sdk.TransportHost
+	conformance.Hops
+	Close() error
+}
+
+// tryTransport tries out every way that a transport says it goes.
+func (c *Catalog) tryTransport(ctx context.Context, f Found, g Ground, add func(...conformance.Check), outcome func(string, error) bool) (end func() error, err error) {
+	var hops Hops
+	if g.Hops != nil {
+		if hops, err = g.Hops(); err != nil {
+			return nil, err
+		}
+	}
+	done := func() error {
+		if hops == nil {
+			return nil
+		}
+		return hops.Close()
+	}
+	var th sdk.TransportHost
+	if hops != nil {
+		th = hops
+	}
+	t, err := c.launchTransport(ctx, f, th)
+	if err != nil {
+		return nil, errors.Join(err, done())
+	}
+	ways := f.Entry.Description.Ways
+	if len(ways) == 0 {
+		ways = []string{sdk.WayDirect}
+	}
+	for _, way := range ways {
+		env, complete, prefix := conformance.TransportEnv{Way: way, Hops: hops}, func(*sdk.Target) {}, ""
+		switch {
+		case way == sdk.WayDirect:
+		case way == sdk.WayJumps && hops != nil:
+			prefix = "over jump hosts: "
+			complete = func(t *sdk.Target) { t.Jumps = hops.Hops() }
+		case way == sdk.WayProgram && hops != nil && g.Relay != nil:
+			prefix = "over a program: "
+			complete = func(t *sdk.Target) {
+				t.Proxy = sdk.Proxy{Command: g.Relay(t.Hop.Host, t.Hop.Port), Environ: os.Environ(), Dir: "/"}
+			}
+		default:
+			add(conformance.Check{Name: "it goes the way " + way, OK: true, Skipped: true, Detail: "there is no such way to try out here"})
+			continue
+		}
+		if way != sdk.WayDirect {
+			env.Target = func(host string, port int) sdk.Target {
+				t := sdk.Target{Destination: host, Hop: sdk.Hop{ID: "target", Host: host, Port: port, User: "nobody"}}
+				complete(&t)
+				return t
+			}
+		}
+		checks := conformance.Transport(ctx, dialer{t}, env)
+		for i := range checks {
+			checks[i].Name = prefix + checks[i].Name
+		}
+		add(checks...)
+		if g.Reach != nil {
+			outcome(prefix+"it carries SSH to the machine", g.Reach(ctx, completed{dialer{t}, complete}))
+		}
+	}
+	return func() error { return errors.Join(t.endsByItself(), done()) }, nil
+}
+
+// completed is a transport that is given what its way needs besides a target.
+type completed struct {
+	dialer
+	complete func(*sdk.Target)
+}
+
+func (d completed) Dial(ctx context.Context, t sdk.Target) (net.Conn, error) {
+	if len(t.Jumps) == 0 && t.Proxy.Command == "" {
+		d.complete(&t)
+	}
+	return d.dialer.Dial(ctx, t)
 }
 
 // cleanUp ends a tryout whatever came of it: a person who interrupts one wants

@@ -46,9 +46,19 @@ type Description struct {
 	// confirmed, each a list of arguments. An argument that ends in * stands for
 	// every argument that begins so.
 	Commands [][]string `json:"commands"`
+	// Ways are the ways to a target that a transport goes, one of the Way
+	// constants; empty means WayDirect alone.
+	Ways []string `json:"ways,omitempty"`
 	// Summary says in one line what it does.
 	Summary string `json:"summary,omitempty"`
 }
+
+// The ways to a target: what of Target a transport uses.
+const (
+	WayDirect  = "direct"        // neither of the following
+	WayJumps   = "jumps"         // Target.Jumps
+	WayProgram = "proxy_command" // Target.Proxy
+)
 
 // FileName is the name of the plugin's executable.
 func (d Description) FileName() string { return "fleet-" + string(d.Kind) + "-" + d.Name }
@@ -122,6 +132,14 @@ func (d Description) Check() error {
 			if !printable(a, 1024) {
 				return bad("command %q", c)
 			}
+		}
+	}
+	if len(d.Ways) > 16 || len(d.Ways) > 0 && d.Kind != KindTransport {
+		return bad("%d ways", len(d.Ways))
+	}
+	for _, w := range d.Ways {
+		if !printable(w, 64) || w == "" {
+			return bad("way %q", w)
 		}
 	}
 	if !printable(d.Summary, 256) {

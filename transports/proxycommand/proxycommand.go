@@ -27,7 +27,7 @@ import (
 
 // Describe says what the plugin is.
 func Describe(version string) sdk.Description {
-	return sdk.Description{Name: "proxycommand", Version: version, Summary: "connects to an SSH server through a program's standard input and output"}
+	return sdk.Description{Name: "proxycommand", Version: version, Ways: []string{sdk.WayProgram}, Summary: "connects to an SSH server through a program's standard input and output"}
 }
 
 const (

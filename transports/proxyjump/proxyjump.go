@@ -31,7 +31,7 @@ import (
 
 // Describe says what the plugin is.
 func Describe(version string) sdk.Description {
-	return sdk.Description{Name: "proxyjump", Version: version, Summary: "connects to an SSH server through other SSH servers"}
+	return sdk.Description{Name: "proxyjump", Version: version, Ways: []string{sdk.WayJumps}, Summary: "connects to an SSH server through other SSH servers"}
 }
 
 // maxJumps bounds how many hops one stream goes through.

@@ -18,6 +18,7 @@ import (
 	"fleet.example/fleet/contrib/lab/loopback"
 	"fleet.example/fleet/plugins/sdk"
 	"fleet.example/fleet/plugins/sdk/conformance"
+	"fleet.example/fleet/plugins/sdk/conformance/hops"
 )
 
 // operator is a transport's host that knows its servers' keys and signs for all
@@ -133,6 +134,31 @@ func TestConformsThroughTwoHops(t *testing.T) {
 		return sdk.Target{Destination: "x", Hop: sdk.Hop{ID: "target", Host: host, Port: port, User: "nobody"}, Jumps: hops}
 	}}
 	for _, c := range conformance.Transport(t.Context(), through1{tr, o}, env) {
+		t.Run(c.Name, func(t *testing.T) { c.Report(t) })
+	}
+}
+
+type over struct {
+	t *Transport
+	h *hops.Host
+}
+
+func (d over) Dial(ctx context.Context, t sdk.Target) (net.Conn, error) {
+	return d.t.Dial(ctx, d.h, t)
+}
+
+func TestConforms(t *testing.T) {
+	h, err := hops.New(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	tr := &Transport{}
+	defer tr.Close()
+	env := conformance.TransportEnv{Way: sdk.WayJumps, Hops: h, Target: func(host string, port int) sdk.Target {
+		return sdk.Target{Destination: "x", Hop: sdk.Hop{ID: "target", Host: host, Port: port, User: "nobody"}, Jumps: h.Hops()}
+	}}
+	for _, c := range conformance.Transport(t.Context(), over{tr, h}, env) {
 		t.Run(c.Name, func(t *testing.T) { c.Report(t) })
 	}
 }
