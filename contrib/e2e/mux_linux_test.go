@@ -172,6 +172,32 @@ func TestOneServerHoweverManyStartIt(t *testing.T) { // R32
 	if slices.Sort(pids); pids[0] == 0 || pids[0] != pids[len(pids)-1] {
 		t.Errorf("they found different servers: %v", pids)
 	}
+
+	// One that is stopped does not say that it runs.
+	var m wire.Mux
+	if err := json.Unmarshal([]byte(w.must("fleet", "mux", "stop", "--json")), &m); err != nil || m.Running || m.PID != pids[0] || len(m.Connections) != 0 {
+		t.Errorf("%+v %v", m, err)
+	}
+	w.ended(pids[0])
+
+	// One that nobody finds any more ends, when its socket is gone and when the
+	// whole directory is; what comes meanwhile has another.
+	for _, lose := range []func(socket string) error{os.Remove, func(socket string) error { return os.RemoveAll(filepath.Dir(socket)) }} {
+		if err := json.Unmarshal([]byte(w.must("fleet", "mux", "start", "--json")), &m); err != nil || !m.Running {
+			t.Fatalf("%+v %v", m, err)
+		}
+		first := m.PID
+		if err := lose(m.Socket); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(w.must("fleet", "mux", "start", "--json")), &m); err != nil || m.PID == first {
+			t.Errorf("%+v %v", m, err)
+		}
+		w.ended(first)
+		if now := w.mux(); now.PID != m.PID {
+			t.Errorf("%+v, and %d was started", now, m.PID)
+		}
+	}
 }
 
 // A fleet that was installed later takes over; what runs over the old server

@@ -73,6 +73,7 @@ func muxStop(ctx context.Context, c *command.Call) error {
 		return err
 	}
 	if c.WantsJSON() {
+		m.Running, m.Connections = false, []wire.MuxConnection{}
 		return c.Print(m)
 	}
 	switch clients := attachedTo(m); {

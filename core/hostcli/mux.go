@@ -106,6 +106,10 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 			return err
 		}
 		conf.Idle, conf.Retire = muxIdle, func() bool { return removeSocket(path, own) }
+		conf.Reachable = func() bool {
+			st, err := os.Lstat(path)
+			return err == nil && os.SameFile(st, own)
+		}
 		defer removeSocket(path, own)
 	}
 	s := muxserver.New(conf)
@@ -130,7 +134,7 @@ func closeOutput(w io.Writer) {
 func removeSocket(path string, own os.FileInfo) bool {
 	f, err := os.OpenFile(mux.LockOf(path), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return false
+		return errors.Is(err, os.ErrNotExist) // with the directory, all that could be found there is gone
 	}
 	defer f.Close()
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {

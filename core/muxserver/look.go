@@ -16,7 +16,7 @@ const (
 
 // look attends to the connections: after a sleep, which timers do not see, it
 // asks each for a sign of life; it closes those whose pins changed and those
-// that nobody uses; and it ends a server that nobody uses.
+// that nobody uses; and it ends a server that nobody uses, or that nobody finds.
 func (s *Server) look(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
@@ -36,6 +36,9 @@ func (s *Server) look(ctx context.Context) {
 		if idle && s.retire() {
 			s.stop()
 			return
+		}
+		if s.Reachable != nil && !s.Reachable() {
+			s.retire() // nobody comes any more; those who are served stay until they end
 		}
 		for _, w := range ways {
 			s.attend(w, slept)

@@ -56,6 +56,10 @@ type Config struct {
 	// Retire takes the server's socket away, so that no further client comes. It
 	// is false if a client is about to come all the same. It may be nil.
 	Retire func() bool
+	// Reachable reports whether the server's socket still stands where clients
+	// look for it. A server whose socket is gone, or another's, retires. It may
+	// be nil.
+	Reachable func() bool
 }
 
 const (
