@@ -141,7 +141,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	defer func() {
 		cancel()
 		wg.Wait()
-		a.sessions.Wait()
+		a.sessions.Close()
 		a.Children = a.sessions.Children()
 	}()
 	checks := a.startChecks()

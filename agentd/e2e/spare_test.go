@@ -67,8 +67,8 @@ func TestRepeatedRequestStartsOneSession(t *testing.T) { // R34
 	}
 }
 
-// The shim that is kept ready is nobody's weak point: killed, it is replaced,
-// and it goes with its agent.
+// A shim that waits for another session is nobody's weak point: killed, it is
+// replaced, and it goes with its agent.
 func TestSpareShim(t *testing.T) { // R34
 	m, _, _ := installed(t)
 	m.start()
@@ -82,13 +82,51 @@ func TestSpareShim(t *testing.T) { // R34
 	}
 	for range 3 {
 		run()
-		m.await("a shim that is ready", func() bool { return len(m.shims()) == 1 })
+		m.await("a shim that is ready", func() bool { return len(m.shims()) > 0 })
 		for _, pid := range m.shims() {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 		run()
 	}
-	m.await("a shim that is ready", func() bool { return len(m.shims()) == 1 })
+	m.await("a shim that is ready", func() bool { return len(m.shims()) > 0 })
 	m.kill()
 	m.await("no shim", func() bool { return len(m.shims()) == 0 })
+}
+
+// One shim hosts one session after the other, and nothing of one shows in the
+// next: neither its umask nor its lock, nor a signal that came too late for it.
+func TestShimHostsSessionsOneByOne(t *testing.T) { // R34
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	seen := map[int]bool{}
+	var before string
+	for i := range 20 {
+		var out bytes.Buffer
+		id, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: []string{"sh", "-c", "umask; umask 777; echo to stderr >&2; exit " + strconv.Itoa(i)}},
+			agentclient.Attachment{Stdout: &out})
+		if err != nil || exit.Code != i || out.String() != "0022\n" && out.String() != "0077\n" && out.String() != "0002\n" {
+			t.Fatalf("%+v, %v: %q", exit, err, out.String())
+		}
+		for _, pid := range m.shims() {
+			seen[pid] = true
+		}
+		if before != "" {
+			if _, err := c.Signal(ctx(t), before, "TERM"); fault.Of(err) == nil || fault.Of(err).Code != wire.CodeConflict {
+				t.Errorf("a signal to the session before: %v", err)
+			}
+			var again bytes.Buffer
+			if exit, _, err := c.Attach(ctx(t), before, 0, agentclient.Attachment{Stdout: &again}); err != nil || exit.Code != i-1 || again.Len() == 0 {
+				t.Errorf("the session before: %+v, %v, %q", exit, err, again.String())
+			}
+		}
+		before = id
+		m.await("a shim that is ready", func() bool {
+			one, err := c.Session(ctx(t), before)
+			return err == nil && one.State == wire.SessionExited && len(m.shims()) > 0
+		})
+	}
+	if len(seen) > 4 {
+		t.Errorf("%d shims for 20 sessions", len(seen))
+	}
 }

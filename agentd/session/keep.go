@@ -138,7 +138,7 @@ func (m *Manager) checkShim() error {
 // sweepGap is the least time between two sweeps: a sweep looks at every session.
 const sweepGap = 10 * time.Second
 
-// SweepSoon sweeps in the background, one at a time and not often; Wait waits
+// SweepSoon sweeps in the background, one at a time and not often; Close waits
 // for it.
 func (m *Manager) SweepSoon() {
 	now := time.Now().UnixNano()
@@ -152,5 +152,9 @@ func (m *Manager) SweepSoon() {
 	})
 }
 
-// Wait waits for what runs in the background.
-func (m *Manager) Wait() { m.background.Wait() }
+// Close lets go of the shims, which finish their sessions, and waits for what
+// runs in the background. No session may be started after it.
+func (m *Manager) Close() {
+	m.spares.close()
+	m.background.Wait()
+}

@@ -20,6 +20,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -68,7 +69,8 @@ type Manager struct {
 	starting map[string]bool
 	lastErr  atomic.Pointer[string] // why the last start went wrong
 	shimSeen shimCheck
-	spare    spare
+	spares   spares
+	open     map[string]struct{} // ids not known to be gone; nil before the first look
 	children children
 
 	sweeping   atomic.Bool
@@ -184,6 +186,9 @@ func (m *Manager) reserve(id string) (others map[string]bool, free bool) {
 	}
 	others = maps.Clone(m.starting)
 	m.starting[id] = true
+	if m.open != nil {
+		m.open[id] = struct{}{}
+	}
 	return others, true
 }
 
@@ -243,8 +248,7 @@ func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 	if err != nil {
 		return err
 	}
-	defer m.prepare()
-	if h := m.spare.take(); h != nil {
+	if h := m.spares.take(); h != nil {
 		err := m.serve(ctx, h, b)
 		// A shim takes the lock before it begins anything. One that was ready and
 		// ended before that has another one take its place.
@@ -260,18 +264,24 @@ func (m *Manager) spawn(ctx context.Context, cfg *shim.Config) error {
 }
 
 // serve gives a shim its session and waits until it says how that went.
-func (m *Manager) serve(ctx context.Context, h *host, config []byte) error {
+func (m *Manager) serve(ctx context.Context, h *host, config []byte) (err error) {
+	defer func() {
+		if err != nil {
+			h.close()
+		} else {
+			m.spares.lend(h)
+		}
+	}()
 	deadline, _ := ctx.Deadline()
 	if err := h.configure(config, deadline); err != nil {
 		return err
 	}
 	ready := h.ready
-	defer ready.Close()
-	ready.SetDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { ready.SetDeadline(time.Unix(1, 0)) })
+	ready.SetReadDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	said := make([]byte, 1)
-	_, err := io.ReadFull(ready, said)
+	_, err = io.ReadFull(ready, said)
 	switch {
 	case err == nil && said[0] == '+':
 		return nil
@@ -395,13 +405,32 @@ func (m *Manager) ids() ([]string, error) {
 // Running counts the sessions whose shim is not known to be gone.
 func (m *Manager) Running() int { return m.runningBeside(nil) }
 
-// runningBeside is Running without those that are being started.
+// runningBeside is Running without those that are being started. What is gone
+// stays gone - a lock is taken once - so each is looked at until then only:
+// what is kept of ended sessions costs the start of a new one nothing.
 func (m *Manager) runningBeside(starting map[string]bool) int {
-	ids, _ := m.ids()
+	m.mu.Lock()
+	if m.open == nil {
+		ids, _ := m.ids()
+		m.open = map[string]struct{}{}
+		for _, id := range ids {
+			m.open[id] = struct{}{}
+		}
+	}
+	ids := slices.Collect(maps.Keys(m.open))
+	m.mu.Unlock()
 	n := 0
 	for _, id := range ids {
-		if !starting[id] && shim.Look(filepath.Join(m.Dir, id)) != shim.Gone {
+		switch {
+		case starting[id]:
+		case shim.Look(filepath.Join(m.Dir, id)) != shim.Gone:
 			n++
+		default:
+			m.mu.Lock()
+			if !m.starting[id] {
+				delete(m.open, id)
+			}
+			m.mu.Unlock()
 		}
 	}
 	return n

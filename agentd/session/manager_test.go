@@ -16,11 +16,11 @@ import (
 )
 
 // manager is one whose session hosts are a script, which has the
-// configuration in $c and says on descriptor 3 that it is ready.
+// configuration in $c, says on descriptor 3 that it is ready, and ends.
 func manager(t *testing.T, script string) *Manager {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "shim")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nPATH=/usr/bin:/bin\nc=$(cat)\n[ -n \"$c\" ] || exit 0\n"+script), 0o700); err != nil {
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nPATH=/usr/bin:/bin\nread -r c || exit 0\n"+script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m := &Manager{Dir: filepath.Join(dir, "sessions"), Run: dir, Shim: program, Getenv: func(string) string { return "" },
@@ -29,9 +29,7 @@ func manager(t *testing.T, script string) *Manager {
 	done := make(chan struct{})
 	go func() { defer close(done); m.Reap(ctx) }()
 	t.Cleanup(func() {
-		m.spare.drop()
-		m.Wait()
-		m.spare.drop()
+		m.Close()
 		cancel()
 		<-done
 	})

@@ -5,13 +5,18 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
+
+	"fleet.example/fleet/agentd/shim"
 )
 
-// host is a shim that was started and waits for its configuration. When the
-// pipe ends without one it goes away by itself, so that none outlives agentd.
+// host is a shim as agentd holds it: the pipe that brings it sessions, one
+// after the other, and the one on which it answers. When the first ends the
+// shim finishes the session it has and goes away by itself, so that none
+// without a session outlives agentd.
 type host struct {
 	in, ready *os.File
 }
@@ -46,72 +51,111 @@ func (m *Manager) launch() (*host, error) {
 // configure gives the shim its session. A shim that did not get the whole of it
 // begins nothing.
 func (h *host) configure(config []byte, deadline time.Time) error {
-	h.in.SetDeadline(deadline)
-	_, err := h.in.Write(config)
-	err = errors.Join(err, h.in.Close())
-	if err != nil {
-		h.ready.Close()
+	h.in.SetWriteDeadline(deadline)
+	if _, err := h.in.Write(append(config, '\n')); err != nil {
 		return fmt.Errorf("cannot configure session host: %w", err)
 	}
 	return nil
 }
 
-func (h *host) close() {
-	h.in.Close()
-	h.ready.Close()
+// rest waits until the shim is done with its session and takes another one.
+func (h *host) rest() bool {
+	h.ready.SetReadDeadline(time.Time{})
+	said := make([]byte, 1)
+	n, err := h.ready.Read(said)
+	return err == nil && n == 1 && said[0] == shim.Idle
 }
 
-// spareFor is how long after a session's start a shim is kept ready for the
-// next one: commands come in bursts, and starting a process is most of what a
-// short one takes. An agent that rests keeps nothing running beside itself.
-const spareFor = time.Minute
+func (h *host) close() error { return errors.Join(h.in.Close(), h.ready.Close()) }
 
-// spare is the shim that is kept ready, if any.
-type spare struct {
+// Commands come in bursts, and starting a process is most of what a short one
+// takes. So a shim whose session has ended is kept for the next one for
+// spareFor after the last start, and not more than maxSpares of them. An agent
+// that rests keeps nothing running beside itself.
+const (
+	spareFor  = time.Minute
+	maxSpares = 4
+)
+
+// spares are the shims that agentd holds: those that are free, and those that
+// have a session, each with a goroutine that waits for its end.
+type spares struct {
 	mu     sync.Mutex
-	host   *host
-	coming bool
+	free   []*host
+	busy   map[*host]struct{}
+	closed bool
 	expiry *time.Timer
+	wg     sync.WaitGroup
 }
 
-// take returns the shim that is ready, or nil.
-func (s *spare) take() *host {
+// take returns the shim that was used last, or nil.
+func (s *spares) take() *host {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h := s.host
-	s.host = nil
+	n := len(s.free) - 1
+	if n < 0 {
+		return nil
+	}
+	h := s.free[n]
+	s.free = slices.Delete(s.free, n, n+1)
 	return h
 }
 
-// prepare has a shim ready for the next session.
-func (m *Manager) prepare() {
-	s := &m.spare
+// lend says that the shim has a session, and waits in the background until it
+// has none.
+func (s *spares) lend(h *host) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		h.close()
+		return
+	}
+	if s.busy == nil {
+		s.busy = map[*host]struct{}{}
+	}
+	s.busy[h] = struct{}{}
+	s.delay()
+	s.wg.Go(func() {
+		ok := h.rest()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.busy, h)
+		if !ok || s.closed || len(s.free) >= maxSpares {
+			h.close()
+			return
+		}
+		s.free = append(s.free, h)
+		s.delay()
+	})
+}
+
+// delay has the free ones end later. The caller holds the mutex.
+func (s *spares) delay() {
 	if s.expiry == nil {
 		s.expiry = time.AfterFunc(spareFor, s.drop)
 	} else {
 		s.expiry.Reset(spareFor)
 	}
-	if s.host != nil || s.coming {
-		return
-	}
-	s.coming = true
-	m.background.Go(func() {
-		h, err := m.launch()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.coming = false
-		if err != nil {
-			m.Log.Debug("no session host is ready", "error", err)
-			return
-		}
-		s.host = h
-	})
 }
 
-func (s *spare) drop() {
-	if h := s.take(); h != nil {
+// drop ends those that are free.
+func (s *spares) drop() {
+	for h := s.take(); h != nil; h = s.take() {
 		h.close()
 	}
+}
+
+// close lets go of all of them: those with a session finish it.
+func (s *spares) close() {
+	s.mu.Lock()
+	s.closed = true
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+	for h := range s.busy {
+		h.close()
+	}
+	s.mu.Unlock()
+	s.drop()
+	s.wg.Wait()
 }

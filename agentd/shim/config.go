@@ -5,10 +5,10 @@
 //
 // What holds, and why:
 //
-//   - The lock on DIR/lock is held from before the command starts until the
-//     process ends, and by nobody else. So whoever gets the lock knows that the
-//     shim is gone, whatever became of its PID; who would block knows that it
-//     lives; any other error tells nothing.
+//   - The lock on DIR/lock is held from before the command starts until all of
+//     the session is over or the process ends, and by nobody else. So whoever
+//     gets the lock knows that the shim is gone, whatever became of its PID; who
+//     would block knows that it lives; any other error tells nothing.
 //   - Output is written to the spool first and sent second, and the spool's
 //     offsets are the only positions there are. A client that comes back asks
 //     for the offset it stands at, so nothing is lost or shown twice.
@@ -16,14 +16,18 @@
 //     it and without a lock holder the end is not known, and is said so.
 //   - The command's process group is signalled only while its leader has not
 //     been reaped, so a reused number is never hit.
+//   - A shim has one session at a time. It takes another one only after the
+//     lock of the one before is free, and by then no descriptor, goroutine,
+//     connection or setting of it is left; what the commands of both share is
+//     what two of one account share anyway.
 //
-// The process links no net/http, no TLS, no gRPC (a test holds it): it is
-// started for every session and stays as long as the command. Its protocol is
-// package frame's. It knows nothing of planes, tokens of the API or other
-// sessions.
+// The process links no net/http, no TLS, no gRPC (a test holds it): there is
+// one for every session that runs. Its protocol is package frame's. It knows
+// nothing of planes or tokens of the API.
 package shim
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,9 +52,13 @@ const (
 	StderrFile = "shim.err" // where a shim that panics says so
 )
 
-// ReadyFD is the descriptor on which the shim says that it is ready: the byte
-// '+' alone, or '-' and what went wrong.
-const ReadyFD = 3
+// ReadyFD is the descriptor on which the shim answers: '+' when the session it
+// was given has begun, or '-' and what went wrong; then Idle when the session
+// has ended, all that was its own is let go, and another one may come.
+const (
+	ReadyFD = 3
+	Idle    = '.'
+)
 
 // PID returns the process that holds the lock of the session in dir. It means
 // something only while Look says Alive.
@@ -65,7 +73,8 @@ func PID(dir string) (int, error) {
 // maxConfig bounds the configuration that is read from standard input.
 const maxConfig = 4 << 20
 
-// Config is what agentd writes to the shim's standard input. It never stands
+// Config is what agentd writes to the shim's standard input, one line for each
+// session. It never stands
 // in an argv, an environment or a file: the command's environment may carry
 // what nobody else should read.
 type Config struct {
@@ -162,17 +171,27 @@ func Look(dir string) Life {
 // errNoSession says that agentd ended, or wants no session any more.
 var errNoSession = errors.New("no session")
 
-func readConfig(r io.Reader) (*Config, error) {
-	b, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
-	if err != nil {
-		return nil, err
+// readConfig reads one line. Less than a line is nothing: agentd ended in
+// the middle of it, and takes the session for one that did not start.
+func readConfig(r *bufio.Reader) (*Config, error) {
+	var b []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		b = append(b, part...)
+		switch {
+		case err == nil:
+			return parseConfig(b)
+		case errors.Is(err, io.EOF):
+			return nil, errNoSession
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return nil, err
+		case len(b) > maxConfig:
+			return nil, errors.New("configuration is too long")
+		}
 	}
-	if len(b) == 0 {
-		return nil, errNoSession
-	}
-	if len(b) > maxConfig {
-		return nil, errors.New("configuration is too long")
-	}
+}
+
+func parseConfig(b []byte) (*Config, error) {
 	var c Config
 	if err := json.Unmarshal(b, &c); err != nil {
 		return nil, err

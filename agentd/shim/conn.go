@@ -53,6 +53,10 @@ func (s *shim) serve(nc net.Conn) {
 			s.mu.Lock()
 			delete(s.conns, c)
 			s.mu.Unlock()
+			select {
+			case s.left <- struct{}{}:
+			default:
+			}
 			s.ack()
 		}()
 		c.run()

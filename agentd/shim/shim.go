@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ const abandonedAfterExit = 3 * time.Minute
 // shim is the state that connections share.
 type shim struct {
 	cfg    *Config
+	lock   *os.File // held, by being open, for as long as the session is not over
+	umask  int      // before this session
 	digest secret.Digest
 	spool  *spool.Spool
 	cmd    *command // nil: it could not be started
@@ -44,6 +47,7 @@ type shim struct {
 
 	mu      sync.Mutex
 	conns   map[*conn]struct{}
+	left    chan struct{} // a connection has ended
 	exit    *frame.ExitStatus
 	exited  chan struct{} // closed when exit is set
 	touched atomic.Int64  // when a client last took something, Unix nanoseconds
@@ -55,6 +59,14 @@ type shim struct {
 	wg     sync.WaitGroup
 }
 
+// A shim hosts sessions one after the other, at most maxSessions of them, and
+// none after one with more than maxOutput bytes, which leaves it larger than a
+// new one.
+const (
+	maxSessions = 1000
+	maxOutput   = 4 << 20
+)
+
 // Main is the whole program. It returns the process's exit code.
 func Main() int {
 	debug.SetGCPercent(40)
@@ -62,27 +74,36 @@ func Main() int {
 	again, others := heed()
 	syscall.CloseOnExec(ReadyFD) // the command must not hold it
 	ready := os.NewFile(ReadyFD, "ready")
-	cfg, err := readConfig(os.Stdin)
-	if errors.Is(err, errNoSession) {
-		return 0
+	in := bufio.NewReader(os.Stdin)
+	for n := 1; ; n++ {
+		cfg, err := readConfig(in)
+		if errors.Is(err, errNoSession) {
+			return 0
+		}
+		var s *shim
+		if err == nil {
+			s, err = setUp(cfg)
+		} else {
+			err = fmt.Errorf("cannot read configuration: %w", err)
+		}
+		if err != nil {
+			fmt.Fprintf(ready, "-%s", err)
+			return 1
+		}
+		s.again, s.others = again, others
+		s.startCommand()
+		ready.Write([]byte{'+'}) // an agentd that is gone hears of the session from its directory
+		s.run()
+		st, _ := s.spool.State()
+		syscall.Umask(s.umask)
+		s.lock.Close()
+		if n == maxSessions || st.End > maxOutput {
+			return 0
+		}
+		if _, err := ready.Write([]byte{Idle}); err != nil {
+			return 0
+		}
 	}
-	var s *shim
-	if err == nil {
-		s, err = setUp(cfg)
-	} else {
-		err = fmt.Errorf("cannot read configuration: %w", err)
-	}
-	if err != nil {
-		fmt.Fprintf(ready, "-%s", err)
-		return 1
-	}
-	s.again, s.others = again, others
-	s.startCommand()
-	if _, err := ready.Write([]byte{'+'}); err == nil {
-		ready.Close()
-	}
-	s.run()
-	return 0
 }
 
 // heed takes signals over. HUP asks for the socket to be made again, when
@@ -108,7 +129,6 @@ func setUp(cfg *Config) (*shim, error) {
 	if err := takeLock(lock); err != nil {
 		return nil, fmt.Errorf("cannot lock session: %w", err)
 	}
-	keepOpen = lock
 	if _, err := fmt.Fprintf(lock, "%d\n", os.Getpid()); err != nil {
 		return nil, fmt.Errorf("cannot write lock: %w", err)
 	}
@@ -116,13 +136,13 @@ func setUp(cfg *Config) (*shim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make spool: %w", err)
 	}
-	s := &shim{cfg: cfg, digest: secret.Of(cfg.Token).Digest(), spool: sp,
-		conns: map[*conn]struct{}{}, exited: make(chan struct{})}
+	s := &shim{cfg: cfg, lock: lock, digest: secret.Of(cfg.Token).Digest(), spool: sp,
+		conns: map[*conn]struct{}{}, left: make(chan struct{}, 1), exited: make(chan struct{})}
 	cfg.Token = ""
 	if err := s.bind(); err != nil {
 		return nil, fmt.Errorf("cannot listen: %w", err)
 	}
-	syscall.Umask(cfg.Umask) // the command's; files of the shim's own have explicit modes
+	s.umask = syscall.Umask(cfg.Umask) // the command's; files of the shim's own have explicit modes
 	return s, nil
 }
 
@@ -135,11 +155,6 @@ func redirectErrors(name string) error {
 	defer f.Close()
 	return unix.Dup2(int(f.Fd()), 2)
 }
-
-// keepOpen holds the lock's descriptor until the process ends.
-//
-//lint:ignore U1000 a reference is all that it is for
-var keepOpen *os.File
 
 // bind listens on the socket, replacing what stands there: the lock says that
 // nobody else may.
@@ -287,14 +302,18 @@ func (s *shim) finish(e wire.SessionExit) {
 // drain waits until no client is left, or none of them takes anything.
 func (s *shim) drain() {
 	s.touched.Store(time.Now().UnixNano())
-	tick := time.NewTicker(50 * time.Millisecond)
+	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for range tick.C {
+	for {
 		s.mu.Lock()
 		n := len(s.conns)
 		s.mu.Unlock()
 		if n == 0 || time.Since(time.Unix(0, s.touched.Load())) > drainIdle {
 			return
+		}
+		select {
+		case <-s.left:
+		case <-tick.C:
 		}
 	}
 }
