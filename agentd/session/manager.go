@@ -186,9 +186,8 @@ func (m *Manager) reserve(id string) (others map[string]bool, free bool) {
 	}
 	others = maps.Clone(m.starting)
 	m.starting[id] = true
-	if m.open != nil {
-		m.open[id] = struct{}{}
-	}
+	m.look()
+	m.open[id] = struct{}{}
 	return others, true
 }
 
@@ -410,13 +409,7 @@ func (m *Manager) Running() int { return m.runningBeside(nil) }
 // what is kept of ended sessions costs the start of a new one nothing.
 func (m *Manager) runningBeside(starting map[string]bool) int {
 	m.mu.Lock()
-	if m.open == nil {
-		ids, _ := m.ids()
-		m.open = map[string]struct{}{}
-		for _, id := range ids {
-			m.open[id] = struct{}{}
-		}
-	}
+	m.look()
 	ids := slices.Collect(maps.Keys(m.open))
 	m.mu.Unlock()
 	n := 0
@@ -434,4 +427,20 @@ func (m *Manager) runningBeside(starting map[string]bool) int {
 		}
 	}
 	return n
+}
+
+// look finds the sessions that were there before this process was. The caller
+// holds the mutex.
+func (m *Manager) look() {
+	if m.open != nil {
+		return
+	}
+	ids, err := m.ids()
+	if err != nil {
+		ids = nil
+	}
+	m.open = map[string]struct{}{}
+	for _, id := range ids {
+		m.open[id] = struct{}{}
+	}
 }

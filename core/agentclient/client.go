@@ -118,16 +118,7 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 			return nil, err
 		}
 		mint = false
-		req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
-		if err != nil {
-			return nil, err
-		}
-		req.Header.Set("Authorization", "Bearer "+tok.Reveal())
-		if upgrade {
-			req.Header.Set("Connection", "Upgrade")
-			req.Header.Set("Upgrade", wire.UpgradeSession)
-		}
-		resp, err := c.http.Do(req)
+		resp, err := c.send(ctx, method, path, tok, body, upgrade)
 		if err != nil {
 			var ue *url.Error // its words are of a URL that nobody typed
 			if errors.As(err, &ue) {
@@ -165,6 +156,18 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 		}
 		return resp, e.asFault()
 	}
+}
+
+func (c *Client) send(ctx context.Context, method, path string, token secret.Text, body []byte, upgrade bool) (*http.Response, error) {
+	if upgrade {
+		return c.ask(ctx, method, path, token, body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+token.Reveal())
+	return c.http.Do(req)
 }
 
 func (c *Client) currentToken(ctx context.Context, renew bool) (secret.Text, error) {
@@ -333,8 +336,6 @@ func (c *Client) Exec(ctx context.Context, req wire.SessionRequest) (*Stream, er
 }
 
 func (c *Client) stream(ctx context.Context, method, path string, in any) (*Stream, error) {
-	// The transport forgets the context once the connection was upgraded, and
-	// only then: until it was, ctx bounds the request.
 	resp, err := c.upgrade(ctx, method, path, in)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@
 package durable
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -146,10 +147,12 @@ func ReadPrivate(path string, max int64) ([]byte, error) {
 	case st.Mode().Perm()&0o077 != 0:
 		return nil, fmt.Errorf("%s has mode %04o: %w", path, st.Mode().Perm(), ErrNotPrivate)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, max+1))
-	if err != nil {
+	// Room for a last read, which shows its end.
+	buf := bytes.NewBuffer(make([]byte, 0, min(st.Size(), max)+bytes.MinRead))
+	if _, err := buf.ReadFrom(io.LimitReader(f, max+1)); err != nil {
 		return nil, err
 	}
+	b := buf.Bytes()
 	if int64(len(b)) > max {
 		return nil, fmt.Errorf("%s is longer than %d bytes", path, max)
 	}

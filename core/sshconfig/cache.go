@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -37,8 +38,10 @@ func NewCache(dir string) *Cache { return &Cache{dir: dir, now: time.Now} }
 const cacheHead = "fleet-ssh-config "
 
 func checksum(key, text string) string {
-	sum := sha256.Sum256([]byte(key + "\n" + text))
-	return hex.EncodeToString(sum[:])
+	h := sha256.New()
+	io.WriteString(h, key+"\n")
+	io.WriteString(h, text)
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // get returns what was kept under the key. Anything but a whole, private file

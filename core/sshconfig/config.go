@@ -167,8 +167,6 @@ func (c *Config) list(keyword string) []string {
 	return strings.Split(s, ",")
 }
 
-func (d dump) has(keyword string) bool { return len(d.values[keyword]) > 0 }
-
 // maxWait bounds a configured number of seconds, so that it stays a duration.
 const maxWait = 7 * 24 * 60 * 60
 

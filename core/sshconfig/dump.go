@@ -12,12 +12,11 @@ type Line struct{ Keyword, Value string }
 
 // dump is what `ssh -G` printed.
 type dump struct {
-	lines  []Line
-	values map[string][]string
+	lines []Line
 }
 
 func parseDump(out string) dump {
-	d := dump{values: map[string][]string{}}
+	d := dump{lines: make([]Line, 0, strings.Count(out, "\n")+1)}
 	for line := range strings.Lines(out) {
 		keyword, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		if keyword == "" {
@@ -25,29 +24,34 @@ func parseDump(out string) dump {
 		}
 		keyword = strings.ToLower(keyword)
 		d.lines = append(d.lines, Line{keyword, value})
-		d.values[keyword] = append(d.values[keyword], value)
 	}
 	return d
 }
 
 // without returns the dump less some keywords.
 func (d dump) without(keywords ...string) dump {
-	out := dump{values: map[string][]string{}}
-	for _, l := range d.lines {
-		if !slices.Contains(keywords, l.Keyword) {
-			out.lines = append(out.lines, l)
-			out.values[l.Keyword] = append(out.values[l.Keyword], l.Value)
-		}
-	}
-	return out
+	return dump{slices.DeleteFunc(slices.Clone(d.lines), func(l Line) bool { return slices.Contains(keywords, l.Keyword) })}
 }
 
-func (d dump) all(keyword string) []string { return d.values[keyword] }
+func (d dump) all(keyword string) (values []string) {
+	for _, l := range d.lines {
+		if l.Keyword == keyword {
+			values = append(values, l.Value)
+		}
+	}
+	return values
+}
+
+func (d dump) has(keyword string) bool {
+	return slices.ContainsFunc(d.lines, func(l Line) bool { return l.Keyword == keyword })
+}
 
 // one is the value of a keyword that stands there once, or "".
 func (d dump) one(keyword string) string {
-	if v := d.values[keyword]; len(v) > 0 {
-		return v[0]
+	for _, l := range d.lines {
+		if l.Keyword == keyword {
+			return l.Value
+		}
 	}
 	return ""
 }

@@ -198,8 +198,12 @@ func FuzzDump(f *testing.F) {
 				t.Fatalf("keyword %q", l.Keyword)
 			}
 		}
-		for _, v := range d.values {
-			n += len(v)
+		seen := map[string]bool{}
+		for _, l := range d.lines {
+			if !seen[l.Keyword] {
+				n += len(d.all(l.Keyword))
+			}
+			seen[l.Keyword] = true
 		}
 		if n != len(d.lines) {
 			t.Fatal("a line was lost")
