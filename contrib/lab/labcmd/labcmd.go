@@ -24,7 +24,7 @@ import (
 // label marks the labs that `lab down` takes down when it is given no number.
 const label = "lab up"
 
-const usage = `usage: lab up [-n HOSTS] [--account NAME] [--key PUBFILE] [--detach]
+const usage = `usage: lab up [-n HOSTS] [--account NAME]... [--key PUBFILE] [--detach]
        lab down [LAB]
        lab exec [--account NAME] HOST -- COMMAND [ARG...]
        lab ls
@@ -90,8 +90,12 @@ func (l logTo) Logf(format string, args ...any) { fmt.Fprintf(l.w, format+"\n", 
 func up(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := newFlags("up", stderr)
 	n := flags.Int("n", 1, "how many hosts, named h1, h2, …")
-	account := flags.String("account", "user", "the account on each host")
-	key := flags.String("key", "", "a public key file that the account accepts, besides the lab's own key")
+	var accounts []lab.Account
+	flags.Func("account", "an `account` on each host; may be given more than once (default user)", func(name string) error {
+		accounts = append(accounts, lab.Account{Name: name})
+		return nil
+	})
+	key := flags.String("key", "", "a public key file that the accounts accept, besides the lab's own key")
 	detach := flags.Bool("detach", false, "return once the hosts are up")
 	if err := parse(flags, args); err != nil {
 		return err
@@ -111,9 +115,13 @@ func up(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		keys = append(keys, string(data))
 	}
 	if *detach {
-		return detached(ctx, []string{"up", "-n", strconv.Itoa(*n), "--account", *account, "--key", *key}, stdout, stderr)
+		again := []string{"up", "-n", strconv.Itoa(*n), "--key", *key}
+		for _, a := range accounts {
+			again = append(again, "--account", a.Name)
+		}
+		return detached(ctx, again, stdout, stderr)
 	}
-	return foreground(ctx, *n, lab.HostSpec{Accounts: []lab.Account{{Name: *account}}, AuthorizedKeys: keys}, stdout, stderr)
+	return foreground(ctx, *n, lab.HostSpec{Accounts: accounts, AuthorizedKeys: keys}, stdout, stderr)
 }
 
 // foreground owns the lab until a signal.
