@@ -5,6 +5,7 @@
 //	store     what the plane keeps, and bolt, which keeps it in one file
 //	machine   what is known of a machine and how it changes
 //	identity  a credential's states
+//	enrol     machines that wait for approval, and what guessing a code is worth
 //	audit     the hash-chained log
 //	login     nonces and signatures
 //	ca        certificates

@@ -26,7 +26,7 @@ func Main(args []string, std command.IO, version string) int {
 			&ufcli.StringFlag{Name: "runtime", Usage: "the `DIR` of its sockets"},
 		},
 		Commands: []*command.Command{
-			runCommand(version), credentialCommand(), idCommand(), tokenCommand(), bridgeCommand(),
+			runCommand(version), enrollCommand(version), credentialCommand(), idCommand(), tokenCommand(), bridgeCommand(),
 			stopCommand(), startCommand(), statusCommand(version), versionCommand(version),
 		},
 	}

@@ -47,6 +47,8 @@ var passedOn = []struct{ name, group, summary string }{
 	{"test", groupMachine, "look at what an install would meet, and change nothing"},
 	{"trust", groupMachine, "pin, re-pin, list or remove host keys"},
 	{"install", groupMachine, "install the agent on a machine over SSH, and link it"},
+	{"approve", groupMachine, "admit the machine that waits with a code"},
+	{"deny", groupMachine, "refuse the machine that waits with a code"},
 	{"update", groupMachine, "bring machines to the artifact that this fleet has"},
 	{"rollback", groupMachine, "bring machines back to the version before the last update"},
 	{"uninstall", groupMachine, "stop and remove the agent, its service and files, and delete the machine"},

@@ -13,23 +13,13 @@ import (
 
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
+	"fleet.example/fleet/core/service"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/plugins/sdk"
 )
 
-const (
-	serviceName  = "fleet-agent"
-	startTimeout = 30 * time.Second
-	stopTimeout  = 20 * time.Second
-)
-
 // SpecOf is the service of an installation.
-func SpecOf(d place.Dirs, scope, account string) sdk.Spec {
-	return sdk.Spec{Name: serviceName, Scope: sdk.Scope(scope), User: account,
-		Argv:    []string{path.Join(d.Data, place.CurrentLink, "agentd"), "run", "--data", d.Data, "--runtime", d.Runtime},
-		DataDir: d.Data, RuntimeDir: d.Runtime, LogFile: path.Join(d.Data, "log", "service.log"),
-		Latch: path.Join(d.Data, place.LatchFile), StartTimeout: startTimeout, StopTimeout: stopTimeout}
-}
+func SpecOf(d place.Dirs, scope, account string) sdk.Spec { return service.Spec(d, scope, account) }
 
 // chooseManager launches the service-manager plugin: the recorded one, the one
 // that was named, or the one that scores best on this machine.
@@ -222,7 +212,7 @@ func (r *run) linger(ctx context.Context, h sdk.Host, spec sdk.Spec, caveats []s
 }
 
 func awaitRunning(ctx context.Context, m Manager, h sdk.Host, spec sdk.Spec) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout+5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, service.StartTimeout+5*time.Second)
 	defer cancel()
 	wait := 50 * time.Millisecond
 	for {

@@ -27,6 +27,14 @@ func complete(out any) bool {
 		return a.Schema == wire.SchemaAudit
 	case *wire.PersonInvited:
 		return a.Invitation != ""
+	case *wire.EnrollAnswer:
+		return a.Code != "" && a.URL != "" && a.ExpiresS > 0
+	case *wire.EnrollPollAnswer:
+		return a.Status == wire.EnrollWaiting || a.Status == wire.EnrollApproved
+	case *wire.Enrollment:
+		return a.Schema == wire.SchemaEnrollment
+	case *wire.Enrolled:
+		return a.Schema == wire.SchemaEnrolled
 	case *wire.Person:
 		return a.Name != ""
 	case *wire.Persons:

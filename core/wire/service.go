@@ -35,6 +35,19 @@ type ServiceRecord struct {
 	StayWhenStopped bool `json:"stay_when_stopped,omitempty"`
 }
 
+// SchemaRegistered names the Registered document.
+const SchemaRegistered = "fleet.registered/v1"
+
+// Registered is fleet.registered/v1: what the plugin binary says when it has
+// registered the agent on its own machine.
+type Registered struct {
+	Schema  string   `json:"schema"`
+	Manager string   `json:"manager"`
+	Unit    string   `json:"unit"`
+	Caveats []string `json:"caveats"`
+	Stopped bool     `json:"stopped"` // a person stopped the agent: it was not started
+}
+
 // Findings is what agentd-probes prints: the complete result of one run.
 type Findings struct {
 	Schema string          `json:"schema"` // SchemaFindings

@@ -46,12 +46,13 @@ type Config struct {
 // API is the plane's HTTP interface.
 type API struct {
 	Config
-	nonces   login.Verifier
-	failures login.Limiter
-	metrics  *metrics
-	running  atomic.Int64
-	calls    sync.Pool
-	constant []byte // the part of a check's answer that is the same for all
+	nonces    login.Verifier
+	failures  login.Limiter
+	enrollers login.Limiter // of requests for approval, refused or not
+	metrics   *metrics
+	running   atomic.Int64
+	calls     sync.Pool
+	constant  []byte // the part of a check's answer that is the same for all
 }
 
 // New makes the interface.
@@ -65,6 +66,7 @@ func New(c Config) *API {
 	a := &API{Config: c}
 	a.nonces = login.Verifier{URL: c.URL, Now: c.Now}
 	a.failures = login.Limiter{Now: c.Now}
+	a.enrollers = login.Limiter{Now: c.Now, Most: enrollPerSource}
 	a.metrics = newMetrics(c.Store, c.Policy, c.Now)
 	a.calls.New = func() any { return new(call) }
 	a.constant = constantAnswer(c.Policy)
@@ -72,7 +74,10 @@ func New(c Config) *API {
 }
 
 // Sweep forgets what was kept for a while only. It is called every minute or so.
-func (a *API) Sweep() { a.failures.Sweep() }
+func (a *API) Sweep() {
+	a.failures.Sweep()
+	a.enrollers.Sweep()
+}
 
 // call is one request on its way through a handler. Calls are used again, with
 // their buffers: nothing of one may be kept after the handler has returned.

@@ -64,7 +64,7 @@ func newWorld(t testing.TB, policy machine.Policy) *world {
 			scopes = []string{wire.ScopeRead, wire.ScopeRotate, wire.ScopeOrder, wire.ScopeLogs}
 		}
 		tok := secret.New("ft_")
-		must(t, st.CreateToken(t.Context(), store.Token{Name: sc, Owner: "owner", Scopes: scopes, CreatedAt: w.now, ExpiresAt: w.now.Add(time.Hour)}, tok.Digest(), machine.By{Actor: "person:owner"}))
+		must(t, st.CreateToken(t.Context(), store.Token{Name: sc, Owner: "owner", Scopes: scopes, CreatedAt: w.now, ExpiresAt: w.now.Add(2 * time.Hour)}, tok.Digest(), machine.By{Actor: "person:owner"}))
 		w.creds["token:"+sc] = tok.Reveal()
 	}
 	w.id, w.key = w.admit("owner")
@@ -78,6 +78,15 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// loginAs opens a new session for a person who is there.
+func (w *world) loginAs(person string) {
+	w.t.Helper()
+	sess := secret.New("fs_")
+	_, err := w.store.Login(w.t.Context(), store.Login{Fingerprint: "SHA256:" + person, Key: "k", Session: sess.Digest(), At: w.now, ExpiresAt: w.now.Add(sessionLife)})
+	must(w.t, err)
+	w.creds[person] = sess.Reveal()
 }
 
 func (w *world) admit(person string) (string, secret.Text) {
@@ -118,6 +127,11 @@ func TestWhoMayCallWhat(t *testing.T) {
 		"GET /version":                                 {"*"},
 		"POST /v1/check":                               {"machine"},
 		"POST /v1/credential/rotate":                   {"machine"},
+		"POST /v1/enroll":                              {"*"},
+		"POST /v1/enroll/poll":                         {}, // a poll secret's holder
+		"POST /v1/enrollments/look":                    persons,
+		"POST /v1/enrollments/approve":                 persons,
+		"POST /v1/enrollments/deny":                    persons,
 		"POST /v1/login/challenge":                     {"*"},
 		"POST /v1/login":                               {"*"},
 		"POST /v1/logout":                              persons,
@@ -154,6 +168,9 @@ func TestWhoMayCallWhat(t *testing.T) {
 		"POST /v1/machines/{id}/requests": `{"kind":"rotate"}`,
 		"POST /v1/machines/{id}/transfer": `{"to":"member"}`,
 		"POST /v1/persons/{name}/keys":    `{"public_key":"` + aKey + `"}`,
+		"POST /v1/enrollments/look":       `{"code":"x"}`,
+		"POST /v1/enrollments/approve":    `{"code":"x"}`,
+		"POST /v1/enrollments/deny":       `{"code":"x"}`,
 		"POST /v1/persons":                `{"name":"new","role":"member"}`,
 		"POST /v1/tokens":                 `{"name":"new","scopes":["read"],"expires_s":60}`,
 	}

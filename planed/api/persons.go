@@ -36,7 +36,7 @@ func (a *API) challenge(c *call) error { return c.answer(a.nonces.Challenge()) }
 // dead invitation are refused alike.
 func (a *API) login(c *call) error {
 	if wait, ok := a.failures.Allow(c.r.RemoteAddr); !ok {
-		return &limitedError{wait}
+		return &limitedError{wait, "too many failed logins"}
 	}
 	var req wire.LoginRequest
 	if err := c.decodeStrict(&req); err != nil {

@@ -26,9 +26,12 @@ func bad(format string, args ...any) error {
 }
 
 // limitedError says how long a source has to wait.
-type limitedError struct{ wait time.Duration }
+type limitedError struct {
+	wait time.Duration
+	why  string
+}
 
-func (e *limitedError) Error() string { return "too many failed logins" }
+func (e *limitedError) Error() string { return e.why }
 
 var (
 	// errUnauthorized is one answer for everybody: it says neither why nor
@@ -84,6 +87,8 @@ func (a *API) explain(err error) (int, wire.ErrorDetail) {
 		a.Log.Error("cannot write the store", "error", err.Error())
 		return http.StatusServiceUnavailable, wire.ErrorDetail{Code: wire.CodeBusy, Message: "the plane's store cannot write",
 			Hint: "planed status on the plane's host says why"}
+	case errors.Is(err, store.ErrFull):
+		return http.StatusServiceUnavailable, detail(wire.CodeBusy)
 	case errors.Is(err, store.ErrBusy), errors.Is(err, store.ErrClosed), errors.Is(err, login.ErrFull):
 		return http.StatusServiceUnavailable, wire.ErrorDetail{Code: wire.CodeBusy, Message: "the plane has too much to do"}
 	}

@@ -44,6 +44,12 @@ var Routes = []Route{
 	{"POST", wire.PathCheck, Machine, nil, wire.MaxCheckBody, (*API).check},
 	{"POST", wire.PathRotate, Machine, nil, smallBody, (*API).rotate},
 
+	{"POST", wire.PathEnroll, Public, nil, smallBody, (*API).enroll},
+	{"POST", wire.PathEnrollPoll, Public, nil, smallBody, (*API).poll},
+	{"POST", wire.PathEnrollmentLook, Person, nil, smallBody, (*API).lookAtCode},
+	{"POST", wire.PathEnrollmentApprove, Person, nil, loginBody, (*API).approve},
+	{"POST", wire.PathEnrollmentDeny, Person, nil, smallBody, (*API).deny},
+
 	{"POST", wire.PathChallenge, Public, nil, smallBody, (*API).challenge},
 	{"POST", wire.PathLogin, Public, nil, loginBody, (*API).login},
 	{"POST", wire.PathLogout, Person, nil, smallBody, (*API).logout},

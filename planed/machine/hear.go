@@ -243,3 +243,7 @@ func code(s string) string {
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }
+
+// Word is a short display value as a machine's row would keep it: bounded, with
+// nothing that moves a terminal's cursor, and without addresses.
+func Word(s string) string { return word(s) }

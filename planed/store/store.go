@@ -262,6 +262,7 @@ type Store interface {
 	Machines
 	Principals
 	Persons
+	Enrolments
 	Auditor
 	Maintenance
 }

@@ -5,7 +5,8 @@
 // core/sshlogin says.
 //
 // Under its own name, fleet-plugins, the binary helps the build: it lists the
-// plugins, makes the links and writes the lock.
+// plugins, makes the links and writes the lock. On a machine that enrolls by
+// itself it registers the agent as a service.
 package firstparty
 
 import (
@@ -22,6 +23,7 @@ import (
 	"fleet.example/fleet/plugins/catalog/lock"
 	"fleet.example/fleet/plugins/probe/host"
 	"fleet.example/fleet/plugins/probehost"
+	"fleet.example/fleet/plugins/register"
 	"fleet.example/fleet/plugins/sdk"
 	"fleet.example/fleet/plugins/service/launchd"
 	"fleet.example/fleet/plugins/service/plain"
@@ -55,13 +57,16 @@ func Main(args []string, version string, stdout, stderr io.Writer) int {
 	if name == ProbesName {
 		return probehost.Main(args, version, stdout, stderr)
 	}
+	if name == BinaryName && len(args) > 1 && args[1] == register.Verb {
+		return register.Main(args[2:], version, stdout, stderr)
+	}
 	plugins := Plugins(version)
 	for _, p := range plugins {
 		if p.Description.FileName() == name {
 			return p.Main(args)
 		}
 	}
-	err := errors.New("usage: fleet-plugins ls | lock DIR | --version")
+	err := errors.New("usage: fleet-plugins ls | lock DIR | register … | --version")
 	switch {
 	case len(args) == 2 && args[1] == "ls":
 		err = list(stdout, plugins)

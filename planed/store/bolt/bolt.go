@@ -38,9 +38,12 @@ var (
 	bucketInvitation   = []byte("invitation")   // digest → invitationRecord
 	bucketToken        = []byte("token")        // digest → tokenRecord
 	bucketAudit        = []byte("audit")        // sequence number → wire.AuditEntry
+	bucketEnrolment    = []byte("enrolment")    // code's digest → enrolmentRecord
+	bucketEnrolled     = []byte("enrolled")     // poll secret's digest → enrolledRecord
+	bucketGuess        = []byte("guess")        // person → guessRecord
 
 	buckets = [][]byte{bucketMeta, bucketMachine, bucketSeen, bucketInstallation, bucketPerson, bucketKey,
-		bucketSession, bucketInvitation, bucketToken, bucketAudit}
+		bucketSession, bucketInvitation, bucketToken, bucketAudit, bucketEnrolment, bucketEnrolled, bucketGuess}
 
 	metaFormat = []byte("format")
 	metaAlive  = []byte("alive") // when the store was last known to work
@@ -62,12 +65,13 @@ type Options struct {
 
 // Store is a store.Store over one bbolt file.
 type Store struct {
-	path   string
-	opts   Options
-	db     *bbolt.DB
-	epoch  machine.Epoch
-	shards [shards]shard
-	people people
+	path    string
+	opts    Options
+	db      *bbolt.DB
+	epoch   machine.Epoch
+	shards  [shards]shard
+	people  people
+	waiting waiting
 
 	// Owned by the writer once it runs.
 	head wire.AuditHead
@@ -258,6 +262,9 @@ func (s *Store) load() error {
 		// A free slot may hold the time of a row that is gone.
 		for _, i := range s.free {
 			pages[i/perPage].at[i%perPage].Store(0)
+		}
+		if err := s.waiting.load(t); err != nil {
+			return err
 		}
 		return s.people.load(t)
 	})

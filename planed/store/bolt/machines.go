@@ -182,49 +182,55 @@ func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (machine.Rotated
 // Admit admits an installation.
 func (s *Store) Admit(ctx context.Context, a machine.Admission, now time.Time) (store.Admitted, error) {
 	var out store.Admitted
-	err := s.do(ctx, func(t *tx) error {
+	err := s.do(ctx, func(t *tx) (err error) {
 		if err := t.live(a.By.Session); err != nil {
 			return err
 		}
-		inst := []byte(a.Installation.Hex())
-		if id := t.Bucket(bucketInstallation).Get(inst); id != nil {
-			r, index, err := t.machine(string(id))
-			if err != nil {
-				return err
-			}
-			outcome, events, err := r.Admit(a, now)
-			if err != nil {
-				return err
-			}
-			out = store.Admitted{Row: r, Outcome: outcome}
-			if outcome != identity.Replaced {
-				return nil
-			}
-			if err := t.put(bucketMachine, id, encode(r, index)); err != nil {
-				return err
-			}
-			t.after = append(t.after, func() { s.warm(r, index) })
-			return t.append(events...)
-		}
-		r, events := machine.New(wire.NewMachineID(), a, now)
-		out = store.Admitted{Row: r, Outcome: identity.Made}
-		index := t.allocate()
-		if err := t.put(bucketMachine, []byte(r.ID), encode(r, index)); err != nil {
-			return err
-		}
-		if err := t.put(bucketInstallation, inst, []byte(r.ID)); err != nil {
-			return err
-		}
-		t.after = append(t.after, func() {
-			s.warm(r, index)
-			s.count(r, 1)
-		})
-		return t.append(events...)
+		out, err = s.admit(t, a, now)
+		return err
 	})
 	if err != nil {
 		return store.Admitted{}, err
 	}
 	return out, nil
+}
+
+// admit admits within a transaction.
+func (s *Store) admit(t *tx, a machine.Admission, now time.Time) (out store.Admitted, err error) {
+	inst := []byte(a.Installation.Hex())
+	if id := t.Bucket(bucketInstallation).Get(inst); id != nil {
+		r, index, err := t.machine(string(id))
+		if err != nil {
+			return out, err
+		}
+		outcome, events, err := r.Admit(a, now)
+		if err != nil {
+			return out, err
+		}
+		out = store.Admitted{Row: r, Outcome: outcome}
+		if outcome != identity.Replaced {
+			return out, nil
+		}
+		if err := t.put(bucketMachine, id, encode(r, index)); err != nil {
+			return out, err
+		}
+		t.after = append(t.after, func() { s.warm(r, index) })
+		return out, t.append(events...)
+	}
+	r, events := machine.New(wire.NewMachineID(), a, now)
+	out = store.Admitted{Row: r, Outcome: identity.Made}
+	index := t.allocate()
+	if err := t.put(bucketMachine, []byte(r.ID), encode(r, index)); err != nil {
+		return out, err
+	}
+	if err := t.put(bucketInstallation, inst, []byte(r.ID)); err != nil {
+		return out, err
+	}
+	t.after = append(t.after, func() {
+		s.warm(r, index)
+		s.count(r, 1)
+	})
+	return out, t.append(events...)
 }
 
 // Edit applies a person's change to one row.

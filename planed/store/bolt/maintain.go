@@ -154,6 +154,9 @@ func (s *Store) prune(ctx context.Context) {
 		if err != nil {
 			return err
 		}
+		if err := s.pruneEnrolments(t, now); err != nil {
+			return err
+		}
 		for _, k := range sessions {
 			if err := t.del(bucketSession, []byte(k)); err != nil {
 				return err

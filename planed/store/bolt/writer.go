@@ -38,6 +38,8 @@ type tx struct {
 	head  wire.AuditHead
 	next  uint32   // first index that was never used
 	free  []uint32 // indexes whose tombstones were dropped
+
+	enrols int // waiting machines that it adds
 }
 
 func (t *tx) put(bucket, k, v []byte) error {
