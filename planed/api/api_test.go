@@ -64,7 +64,7 @@ func newWorld(t testing.TB, policy machine.Policy) *world {
 			scopes = []string{wire.ScopeRead, wire.ScopeRotate, wire.ScopeOrder, wire.ScopeLogs}
 		}
 		tok := secret.New("ft_")
-		must(t, st.CreateToken(t.Context(), store.Token{Name: sc, Owner: "owner", Scopes: scopes, CreatedAt: w.now, ExpiresAt: w.now.Add(2 * time.Hour)}, tok.Digest(), machine.By{Actor: "person:owner"}))
+		must(t, st.CreateToken(t.Context(), store.Token{Name: sc, Owner: "owner", Scopes: scopes, CreatedAt: w.now, ExpiresAt: w.now.Add(time.Hour)}, tok.Digest(), machine.By{Actor: "person:owner"}))
 		w.creds["token:"+sc] = tok.Reveal()
 	}
 	w.id, w.key = w.admit("owner")

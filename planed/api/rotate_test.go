@@ -11,6 +11,7 @@ import (
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
 )
 
 // A rotation from the request to the echo, as it is seen from outside, by its
@@ -18,9 +19,12 @@ import (
 func TestARotationFromRequestToEcho(t *testing.T) {
 	w := newWorld(t, machine.Policy{Interval: 30 * time.Second})
 	w.check(w.id, w.key, "instance=a; seq=1", `{}`)
+	tok := secret.New("ft_") // outlives the hour that passes
+	must(t, w.store.CreateToken(t.Context(), store.Token{Name: "rotator", Owner: "owner", Scopes: []string{wire.ScopeRotate}, CreatedAt: w.now, ExpiresAt: w.now.Add(24 * time.Hour)},
+		tok.Digest(), machine.By{Actor: "person:owner"}))
 	ask := func(body string) wire.Machine {
 		t.Helper()
-		rec := w.do("POST", wire.PathMachines+"/"+w.id+"/requests", w.creds["token:rotate"], body)
+		rec := w.do("POST", wire.PathMachines+"/"+w.id+"/requests", tok.Reveal(), body)
 		var m wire.Machine
 		if err := json.Unmarshal(rec.Body.Bytes(), &m); err != nil || rec.Code != 200 {
 			t.Fatal(rec.Code, rec.Body)
