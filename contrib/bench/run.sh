@@ -47,6 +47,7 @@ if why=$("$dir/lab" check 2>&1); then
   addr=$(sed -n 's/^ *"addr": "\(.*\)",/\1/p' "$dir/lab.json" | head -n 1)
   hostkey=$(sed -n 's/^ *"\(ssh-ed25519 .*\)",*$/\1/p' "$dir/lab.json" | head -n 1)
   fp=$(ssh-keygen -lf <(printf '%s\n' "$hostkey") | cut -d' ' -f2)
+  home=$HOME
   export HOME=$dir/home
   mkdir -m 700 "$HOME"
   "$bin/planed" init --data "$dir/plane" --url "https://$listen:8443" --owner dana --json >"$dir/init.json"
@@ -70,16 +71,10 @@ if why=$("$dir/lab" check 2>&1); then
   echo "fleet ls with one machine:        $(median 20 "$bin/fleet" ls)"
   echo "fleet exec box -- true, alone:    $(median 10 "$bin/fleet" --no-mux exec box -- true)"
   echo "ssh host true:                    $(median 10 ssh "${ssh[@]}" "dana@$addr" true)"
-  "$bin/fleet" mux start 2>/dev/null
-  master=(-o ControlMaster=auto -o "ControlPath=$dir/master" -o ControlPersist=60)
-  ssh "${ssh[@]}" "${master[@]}" "dana@$addr" true
-  "$bin/fleet" exec box -- true
-  echo "fleet exec over a shared one:     $(median 40 "$bin/fleet" exec box -- true)"
-  echo "ssh over a ControlMaster:         $(median 40 ssh "${ssh[@]}" "${master[@]}" "dana@$addr" true)"
-  ssh "${master[@]}" -O exit "dana@$addr" 2>/dev/null
-  "$bin/fleet" mux stop 2>/dev/null
-  echo "== a cold connection through two jump hosts (ms, median of 21)"
-  go run ./contrib/bench/jumps "$bin"
+  echo "== how fast hosts are reached (ms, medians)"
+  go run ./contrib/bench/reach "$bin"
+  echo "== an upload of 16 MiB against scp"
+  HOME=$home go test -run '^$' -bench Upload -benchtime 5x ./core/sshconn
 else
   echo "== install: no lab here: $why"
 fi
