@@ -18,10 +18,35 @@ import (
 	"fleet.example/fleet/core/wire"
 )
 
+// keepShare is which part of the space that would be free without them ended
+// sessions may take: one in so many.
+const keepShare = 4
+
 // Sweep removes what is kept of ended sessions beyond the bounds of number,
-// age and size, the oldest first. Sessions that live, or of which that cannot
-// be told, are never touched.
-func (m *Manager) Sweep(now time.Time) {
+// age and size, the oldest first; on a file system that fills up the bound of
+// size is lower. Sessions that live, or of which that cannot be told, are never
+// touched.
+func (m *Manager) Sweep(now time.Time) { m.sweep(now, free(m.Dir)) }
+
+// free is how many bytes the account may still write, or -1 if that cannot be
+// told.
+func free(dir string) int64 {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return -1
+	}
+	return int64(uint64(st.Bavail) * uint64(st.Bsize))
+}
+
+// mayKeep is how many bytes ended sessions may take, of which they take some.
+func mayKeep(taken, free int64) int64 {
+	if free < 0 {
+		return keepBytes
+	}
+	return min(keepBytes, (free+taken)/keepShare)
+}
+
+func (m *Manager) sweep(now time.Time, free int64) {
 	ids, err := m.ids()
 	if err != nil {
 		m.Log.Warn("cannot sweep sessions", "error", err)
@@ -50,10 +75,14 @@ func (m *Manager) Sweep(now time.Time) {
 		all = append(all, e)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].at.After(all[j].at) })
-	var size int64
+	var size, taken int64
+	for _, e := range all {
+		taken += e.size
+	}
+	bound := mayKeep(taken, free)
 	for i, e := range all {
 		size += e.size
-		if i < keepEnded && now.Sub(e.at) < keepAge && (size <= keepBytes || i == 0) {
+		if i < keepEnded && now.Sub(e.at) < keepAge && (size <= bound || i == 0) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(m.Dir, e.id)); err != nil {
