@@ -27,7 +27,7 @@ func Main(args []string, std command.IO, version string) int {
 		},
 		Commands: []*command.Command{
 			runCommand(version), enrollCommand(version), credentialCommand(), idCommand(), tokenCommand(), bridgeCommand(),
-			stopCommand(), startCommand(), statusCommand(version), versionCommand(version),
+			stopCommand(version), startCommand(version), statusCommand(version), versionCommand(version),
 		},
 	}
 	return app.Main(args, std)

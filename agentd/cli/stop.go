@@ -25,15 +25,15 @@ const (
 	startWait = 15 * time.Second
 )
 
-func stopCommand() *command.Command {
+func stopCommand(version string) *command.Command {
 	return &command.Command{Name: "stop", Summary: "stop the agent, until `agentd start`", Flags: command.JSONFlags(false),
 		Help: "It stays stopped through reboot, login, install and update. Running sessions go on.",
-		Run:  stop}
+		Run:  func(ctx context.Context, c *command.Call) error { return stop(ctx, c, version) }}
 }
 
 // stop leaves the latch, then tells the running agent, which says so to the
 // plane and ends.
-func stop(ctx context.Context, c *command.Call) error {
+func stop(ctx context.Context, c *command.Call, version string) error {
 	d, _, err := dirs(ctx, c)
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func stop(ctx context.Context, c *command.Call) error {
 	if running && (rec == nil || !rec.StayWhenStopped) && !awaitEnd(ctx, d.Data, endWait) {
 		return fault.New(fault.NotYet, "not_stopped", "the latch is left, but agentd has not ended yet")
 	}
-	return status(ctx, c, "")
+	return status(ctx, c, version)
 }
 
 // awaitEnd waits until nobody holds the lock of the data directory.
@@ -84,12 +84,13 @@ func locked(data string) bool {
 	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
 }
 
-func startCommand() *command.Command {
-	return &command.Command{Name: "start", Summary: "start the agent after a stop", Flags: command.JSONFlags(false), Run: start}
+func startCommand(version string) *command.Command {
+	return &command.Command{Name: "start", Summary: "start the agent after a stop", Flags: command.JSONFlags(false),
+		Run: func(ctx context.Context, c *command.Call) error { return start(ctx, c, version) }}
 }
 
 // start removes the latch and starts the service, if it does not run.
-func start(ctx context.Context, c *command.Call) error {
+func start(ctx context.Context, c *command.Call, version string) error {
 	d, _, err := dirs(ctx, c)
 	if err != nil {
 		return err
@@ -112,7 +113,7 @@ func start(ctx context.Context, c *command.Call) error {
 	} else if err != nil {
 		return err
 	}
-	return status(ctx, c, "")
+	return status(ctx, c, version)
 }
 
 // startService runs the command that the installer recorded.
