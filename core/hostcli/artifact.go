@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/crypto/ssh"
@@ -37,7 +35,7 @@ func artifactCommand(b Build) *command.Command {
 					&cli.StringFlag{Name: "out", Usage: "`DIR` to write to", Value: "artifacts"},
 					&cli.StringSliceFlag{Name: "with", Usage: "a vendor's probe plugin `FILE` to put in; may be given more than once"},
 					&cli.StringFlag{Name: "sign-key", Usage: "private key `FILE` that signs", EnvVars: []string{"FLEET_SIGN_KEY"}, Required: true},
-				), Run: runArtifactBuild},
+				), Run: func(ctx context.Context, c *command.Call) error { return runArtifactBuild(ctx, b, c) }},
 			{Name: "verify", Args: "MANIFEST", Summary: "verify an artifact's signature and archive", Min: 1, Max: 1,
 				Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
 					e, err := newEnv(b, c)
@@ -88,7 +86,7 @@ func runArtifactTrust(b Build, c *command.Call) error {
 	return durable.WriteFile(e.signersFile(), have.Format(), 0o600)
 }
 
-func runArtifactBuild(ctx context.Context, c *command.Call) error {
+func runArtifactBuild(ctx context.Context, b Build, c *command.Call) error {
 	signer, err := artifact.LoadSignKey(c.String("sign-key"))
 	if err != nil {
 		return err
@@ -121,7 +119,14 @@ func runArtifactBuild(ctx context.Context, c *command.Call) error {
 			return err
 		}
 	}
-	links, err := lockAndLink(ctx, tmp, c.String("as"), c.String("os")+"/"+c.String("arch"), c.StringSlice("with"))
+	ask := func(ctx context.Context, path string) (sdk.Description, string, error) {
+		e, err := newEnv(b, c)
+		if err != nil {
+			return sdk.Description{}, "", err
+		}
+		return e.catalog.Describe(ctx, path)
+	}
+	links, err := lockAndLink(ctx, tmp, c.String("as"), c.String("os")+"/"+c.String("arch"), c.StringSlice("with"), files, ask)
 	if err != nil {
 		return err
 	}
@@ -155,7 +160,7 @@ func onMachine(d sdk.Description) bool { return d.Kind != sdk.KindTransport }
 
 // lockAndLink makes the first-party links and the lock in dir, adds the
 // vendors' plugins to the lock, and returns the links.
-func lockAndLink(ctx context.Context, dir, version, platform string, vendors []string) (map[string]string, error) {
+func lockAndLink(ctx context.Context, dir, version, platform string, vendors []string, files map[string][]byte, ask describes) (map[string]string, error) {
 	if err := firstparty.Lock(dir, version, onMachine); err != nil {
 		return nil, err
 	}
@@ -165,16 +170,11 @@ func lockAndLink(ctx context.Context, dir, version, platform string, vendors []s
 		return nil, err
 	}
 	for _, v := range vendors {
-		d, err := describeVendor(ctx, v, platform)
+		entry, err := describeVendor(ctx, ask, v, platform, files[filepath.Base(v)])
 		if err != nil {
 			return nil, err
 		}
-		content, err := os.ReadFile(v)
-		if err != nil {
-			return nil, fmt.Errorf("cannot pack artifact: %w", err)
-		}
-		sum := sha256.Sum256(content)
-		l = l.With(lock.Entry{File: filepath.Base(v), SHA256: hex.EncodeToString(sum[:]), Description: d})
+		l = l.With(entry)
 	}
 	if err := lock.Write(path, l); err != nil {
 		return nil, err
@@ -197,31 +197,38 @@ func lockAndLink(ctx context.Context, dir, version, platform string, vendors []s
 	return links, nil
 }
 
-// describeVendor asks a vendor's plugin what it is. One built for another
-// platform cannot be asked, so its answer must lie beside it.
-func describeVendor(ctx context.Context, path, platform string) (d sdk.Description, err error) {
-	var b []byte
+// describes asks a plugin's file what it is, and returns the SHA-256 of the
+// bytes that it asked.
+type describes func(ctx context.Context, path string) (sdk.Description, string, error)
+
+// describeVendor asks a vendor's plugin, of which content is packed, what it is,
+// as every plugin is asked: bounded in time and output, and with all that it
+// started ended. One built for another platform cannot be asked, so its answer
+// must lie beside it.
+func describeVendor(ctx context.Context, ask describes, path, platform string, content []byte) (lock.Entry, error) {
+	hash := sha256.Sum256(content)
+	e := lock.Entry{File: filepath.Base(path), SHA256: hex.EncodeToString(hash[:])}
 	if platform == runtime.GOOS+"/"+runtime.GOARCH {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		abs, err := filepath.Abs(path)
+		d, sum, err := ask(ctx, path)
 		if err != nil {
-			return d, err
+			return e, err
 		}
-		cmd := exec.CommandContext(ctx, abs, "describe")
-		cmd.WaitDelay = time.Second // what it started may hold its output
-		if b, err = cmd.Output(); err != nil {
-			return d, fmt.Errorf("cannot ask %s what it is: %w", path, err)
+		if sum != e.SHA256 {
+			return e, fault.New(fault.Failure, fault.CodeFailure, "cannot pack artifact: %s changed meanwhile", path)
 		}
-	} else if b, err = os.ReadFile(path + ".describe.json"); err != nil {
-		return d, fault.New(fault.Usage, "no_description", "%s is built for %s and cannot be asked here what it is", path, platform).
-			WithHint("run it there with the argument describe, and put what it prints into %s.describe.json", path)
+		e.Description = d
+	} else {
+		b, err := os.ReadFile(path + ".describe.json")
+		if err != nil {
+			return e, fault.New(fault.Usage, "no_description", "%s is built for %s and cannot be asked here what it is", path, platform).
+				WithHint("run it there with the argument describe, and put what it prints into %s.describe.json", path)
+		}
+		if e.Description, err = sdk.ParseDescription(b); err != nil {
+			return e, fmt.Errorf("cannot pack artifact: %s: %w", path, err)
+		}
 	}
-	if d, err = sdk.ParseDescription(b); err != nil {
-		return d, fmt.Errorf("cannot pack artifact: %s: %w", path, err)
+	if d := e.Description; d.Kind != sdk.KindProbe || d.FileName() != e.File {
+		return e, fault.Usagef("%s says that it is %s; --with takes a probe under its own name", path, d.FileName())
 	}
-	if d.Kind != sdk.KindProbe || d.FileName() != filepath.Base(path) {
-		return d, fault.Usagef("%s says that it is %s; --with takes a probe under its own name", path, d.FileName())
-	}
-	return d, nil
+	return e, nil
 }
