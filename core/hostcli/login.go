@@ -27,8 +27,9 @@ import (
 
 func loginCommand(b Build) *command.Command {
 	return &command.Command{
-		Name: "login", Group: "Session", Args: "URL", Summary: "start a session at a plane, by a signature of your SSH key", Min: 1, Max: 1,
-		Help: `The key is --key, else the one that logged in to this plane before, else the only
+		Name: "login", Group: "Session", Args: "[URL]", Summary: "start a session at a plane, by a signature of your SSH key", Max: 1,
+		Help: `Without URL the plane is the one that --plane names, else the one of the last login.
+The key is --key, else the one that logged in to this plane before, else the only
 one that the ssh-agent and ~/.ssh have. A private plane is recognised by --ca-pin
 the first time; afterwards its root is remembered. The session ends after 12 hours.`,
 		Flags: append(command.JSONFlags(false),
@@ -41,11 +42,11 @@ the first time; afterwards its root is remembered. The session ends after 12 hou
 }
 
 func runLogin(ctx context.Context, b Build, c *command.Call) error {
-	url, err := state.NormalURL(c.Arg(0))
+	e, err := newEnv(b, c)
 	if err != nil {
 		return err
 	}
-	e, err := newEnv(b, c)
+	url, err := e.loginURL(c)
 	if err != nil {
 		return err
 	}
@@ -102,6 +103,35 @@ func runLogin(ctx context.Context, b Build, c *command.Call) error {
 	}
 	fmt.Fprintf(c.Stdout, "logged in to %s as %s (%s), until %s\n", url, answer.Person, answer.Role, answer.ExpiresAt.Local().Format(time.DateTime))
 	return nil
+}
+
+// loginURL is the plane that a login is for.
+func (e *env) loginURL(c *command.Call) (string, error) {
+	given, selected := c.Arg(0), c.String("plane")
+	switch {
+	case given != "" && selected != "" && c.Given("plane"):
+		a, err := state.NormalURL(given)
+		if err != nil {
+			return "", err
+		}
+		if b, err := state.NormalURL(selected); err != nil || a != b {
+			return "", fault.Usagef("URL is %s and --plane is %s", given, selected)
+		}
+		return a, nil
+	case given != "":
+		return state.NormalURL(given)
+	case selected != "":
+		return state.NormalURL(selected)
+	}
+	p, err := e.dirs.OpenPlane("")
+	if errors.Is(err, state.ErrNoPlane) {
+		return "", fault.Usagef("URL is missing: no plane is known here").WithHint("usage: %s", c.Usage)
+	}
+	if err != nil {
+		return "", err
+	}
+	c.Notef("logging in to %s, the plane of the last login", p.URL())
+	return p.URL(), nil
 }
 
 func readInvite(c *command.Call) (secret.Text, error) {

@@ -82,7 +82,7 @@ func onMachines(b Build, name, summary, help string, spec fanout.Spec, do deed) 
 				}
 				doc, err := do(&one, ctx, *o.Link)
 				return fanout.Outcome{Document: doc, Words: doneWords(name, doc), Show: func(c *command.Call) error {
-					_, err := fmt.Fprintf(c.Stdout, "%s  %s  %s done\n", o.ID, command.Clean(o.Name), name)
+					_, err := fmt.Fprintf(c.Stdout, "%s  %s  %s\n", o.ID, command.Clean(o.Name), command.Clean(doneWords(name, doc)))
 					return err
 				}}, err
 			}, nil)
