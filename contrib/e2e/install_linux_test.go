@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/creack/pty"
 
 	"fleet.example/fleet/contrib/lab"
 	"fleet.example/fleet/core/wire"
@@ -224,17 +227,62 @@ func TestInstallOnManyHosts(t *testing.T) {
 	h := w.host(lab.HostSpec{Accounts: []lab.Account{{Name: "dana"}, {Name: "eve"}}})
 	fp := w.fingerprint(h)
 	list := fmt.Sprintf("# ours\ndana@%[1]s fingerprint=%[2]s name=one label.env=a\neve@%[1]s fingerprint=%[2]s name=two\nnobody@%[1]s fingerprint=%[2]s\n", h.Addr(), fp)
-	r := w.input(list, "fleet", "install", "--hosts", "-", "-i", w.lab.KeyPath())
-	lines := strings.Split(strings.TrimSpace(r.out), "\n")
-	if r.exit != 3 || len(lines) != 4 {
-		t.Fatal(r)
+	hosts := []string{"install", "--hosts", "-", "-i", w.lab.KeyPath()}
+	r := w.input(list, "fleet", append(hosts, "--dry-run", "--json")...)
+	if r.exit != 0 || strings.Count(r.out, `"dry_run"`) != 3 || len(w.machines()) != 0 {
+		t.Error(r)
 	}
-	var sum wire.Summary
-	if err := json.Unmarshal([]byte(lines[3]), &sum); err != nil || sum.OK != 2 || sum.Failed != 1 {
-		t.Error(lines[3], err)
+	// The lines of a program, and what goes to no terminal.
+	r = w.input(list, "fleet", hosts...)
+	m := parseMany(t, r.out)
+	if r.exit != 3 || m.sum.OK != 2 || m.sum.Failed != 1 || !m.results["one"].OK || !m.results["two"].OK ||
+		m.results["nobody@"+h.Addr()].Error.Code != "auth_failed" || strings.Count(r.out, "\n") != 4 {
+		t.Error(r)
+	}
+	for _, one := range w.machines() {
+		if m.results[one.Name].Machine != one.ID {
+			t.Errorf("%+v %+v", one, m.results[one.Name])
+		}
+	}
+	// One document.
+	var doc wire.Results
+	r = w.input(list, "fleet", append(hosts, "--json")...)
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil || r.exit != 3 || doc.Schema != wire.SchemaResults || doc.OK != 2 || doc.Failed != 1 || len(doc.Results) != 3 || doc.Results[0].Document == nil {
+		t.Errorf("%v: %s", err, r)
+	}
+	// Lines for a person.
+	master, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	var screen lockedBuffer
+	go io.Copy(&screen, master) // ends with the master
+	c := w.cmd(t.Context(), "fleet", hosts...)
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(list), tty, tty
+	c.Run()
+	tty.Close()
+	w.screen(&screen, "2 ok, 1 failed")
+	if out := screen.String(); strings.Contains(out, "{") || !strings.Contains(out, "dana@"+h.Addr()+"  present\r\n") {
+		t.Error(out)
 	}
 	if n := len(w.machines()); n != 2 {
 		t.Errorf("%d machines", n)
+	}
+	w.fails(2, "--dry-run is for many hosts", "install", "--dry-run", "dana@"+h.Addr())
+
+	// A login takes the plane that is known, and says which; an update that has
+	// nothing to do says so; an agent that is stopped has a version.
+	if r := w.run("fleet", "login", "--key", w.lab.KeyPath()); r.exit != 0 || !strings.Contains(r.err, "logging in to "+w.url) {
+		t.Error(r)
+	}
+	w.fails(2, "URL is "+w.url, "login", w.url, "--plane", "https://other.example")
+	if r := w.run("fleet", "update", "one"); r.exit != 0 || !strings.HasSuffix(r.out, "runs this version\n") {
+		t.Error(r)
+	}
+	var stopped wire.AgentStatus
+	if err := json.Unmarshal([]byte(w.sh(h, "dana", `"$(echo .local/share/fleet-agent/*/current)/agentd" stop --json`)), &stopped); err != nil || stopped.State != "stopped" || stopped.Version == "" {
+		t.Errorf("%+v %v", stopped, err)
 	}
 	r = w.input("a b=c\n", "fleet", "install", "--hosts", "-")
 	if r.exit != 2 {

@@ -94,6 +94,8 @@ type Outcome struct {
 	Exit int
 	// Status is the word that a result carries, where the command has such.
 	Status string
+	// Machine is who it turned out to be, where that was not known before.
+	Machine *Machine
 	// Printed says that the deed has shown what there is to show.
 	Printed bool
 	// Show prints what a person reads of a machine that was named. Without it

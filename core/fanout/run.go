@@ -32,7 +32,23 @@ func (s *Selection) Each(ctx context.Context, c *command.Call, machines []Machin
 	if !s.Many() {
 		return s.single(ctx, c, machines[0], do)
 	}
-	r := &run{sel: s, call: c, results: make([]result, len(machines)), table: table, dry: c.Bool("dry-run")}
+	r := &run{sel: s, call: c, results: make([]result, len(machines)), table: table, dry: c.Bool("dry-run"), jsonl: c.Bool("jsonl")}
+	return r.all(ctx, machines, do)
+}
+
+// Over does a deed to what is no machine yet, known by the names in machines, as
+// Each does to many machines. Without --json, JSON Lines are also what is printed
+// where output goes to no terminal.
+func (s Spec) Over(ctx context.Context, c *command.Call, machines []Machine, do Do) error {
+	if c.Int("parallel") < 1 || c.Int("max-failed") < 0 {
+		return fault.Usagef("--parallel takes a number from 1, --max-failed one from 0")
+	}
+	sel := &Selection{spec: s}
+	r := &run{sel: sel, call: c, results: make([]result, len(machines)), dry: c.Bool("dry-run"),
+		jsonl: c.Bool("jsonl") || !c.Bool("json") && !command.IsTerminal(c.Stdout)}
+	if r.dry {
+		do = sel.wouldDo
+	}
 	return r.all(ctx, machines, do)
 }
 
@@ -117,6 +133,7 @@ type run struct {
 	call  *command.Call
 	table func([]Done) error
 	dry   bool
+	jsonl bool
 	end   context.CancelFunc
 
 	mu       sync.Mutex // of all below, and of standard output and error
@@ -136,7 +153,7 @@ func (r *run) all(ctx context.Context, machines []Machine, do Do) error {
 	defer cancel()
 	r.end = cancel
 	r.sum.Schema = wire.SchemaSummary
-	r.progress = command.IsTerminal(r.call.Stderr) && r.call.Getenv("TERM") != "dumb" && !r.call.WantsJSON() && !r.sel.spec.Streams
+	r.progress = command.IsTerminal(r.call.Stderr) && r.call.Getenv("TERM") != "dumb" && !r.call.WantsJSON() && !r.jsonl && !r.sel.spec.Streams
 	r.labels = map[string]int{}
 	for _, m := range machines {
 		r.labels[m.Name]++
@@ -248,10 +265,10 @@ func (r *run) part(m Machine) (*One, func() error) {
 	notes := &lines{render: label, out: stderr}
 	out, errOut := &lines{render: label, out: stdout}, &lines{render: label, out: stderr}
 	switch {
-	case r.sel.spec.Streams && r.call.Bool("jsonl"):
+	case r.sel.spec.Streams && r.jsonl:
 		out.render = outputs(m, wire.StreamStdout)
 		errOut.render, errOut.out = outputs(m, wire.StreamStderr), stdout
-	case r.call.WantsJSON():
+	case r.call.WantsJSON() || r.jsonl:
 		out.render = asItIs // documents name their machine
 	}
 	call.Stdin, call.Stdout, call.Stderr = strings.NewReader(""), out, notes
@@ -271,6 +288,9 @@ func (r *run) finish(i int, m Machine, what Outcome, err error) {
 		}
 		err = fault.New(fault.NotYet, wire.StatusNotBegun, "left out: %s", why)
 	}
+	if what.Machine != nil {
+		m = *what.Machine
+	}
 	res := r.sel.result(m, what, err)
 	switch {
 	case res.Error != nil && res.Error.Code == wire.StatusNotBegun:
@@ -289,7 +309,7 @@ func (r *run) finish(i int, m Machine, what Outcome, err error) {
 		r.end()
 	}
 	switch {
-	case r.call.Bool("jsonl"):
+	case r.jsonl:
 		r.print(appendJSON(nil, res))
 	case r.call.Bool("json"):
 	case r.sel.spec.Streams && !r.dry:
@@ -329,7 +349,11 @@ func (r *run) show(done result) {
 		}
 		name := command.Fit(done.m.Name, widest)
 		pad := strings.Repeat(" ", max(width-utf8.RuneCountInString(name), 0))
-		r.print(fmt.Appendf(nil, "%s  %s%s  %s\n", done.m.ID, name, pad, command.Clean(done.what.Words)))
+		id := done.m.ID
+		if id != "" {
+			id += "  "
+		}
+		r.print(fmt.Appendf(nil, "%s%s%s  %s\n", id, name, pad, command.Clean(done.what.Words)))
 	}
 }
 
@@ -345,7 +369,7 @@ func (r *run) conclude(ctx context.Context) error {
 		return unwritten(r.broken)
 	}
 	switch {
-	case r.call.Bool("jsonl"):
+	case r.jsonl:
 		r.print(appendJSON(nil, r.sum))
 	case r.call.Bool("json"):
 		doc := wire.Results{Schema: wire.SchemaResults, Results: []wire.Result{}, OK: r.sum.OK, Failed: r.sum.Failed, NotBegun: r.sum.NotBegun}

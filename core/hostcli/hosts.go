@@ -2,7 +2,6 @@ package hostcli
 
 import (
 	"bufio"
-	"encoding/json"
 	"io"
 	"maps"
 	"strings"
@@ -68,13 +67,4 @@ func parseHosts(r io.Reader, base install.Options) ([]install.Options, error) {
 		return nil, fault.Usagef("the list names no host")
 	}
 	return out, nil
-}
-
-// lineWriter writes JSON Lines. Its callers take turns.
-type lineWriter struct{ w io.Writer }
-
-func (l lineWriter) print(v any) error {
-	e := json.NewEncoder(l.w)
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
 }

@@ -5,12 +5,11 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sync/errgroup"
 
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/planeclient"
@@ -31,14 +30,19 @@ A host key that is not pinned yet is shown and must be confirmed: by answering,
 by --fingerprint, or by naming the evidence that counts with --trust.
 
 With --hosts, each line of FILE is: HOST [fingerprint=SHA256:…] [name=NAME]
-[label.KEY=VALUE]; results are JSON Lines with a summary.`,
+[label.KEY=VALUE]. Each host has one result, as machines have that are selected
+(see help selectors), with "document", what --json prints for one host: a line
+for each on a terminal, JSON Lines with --jsonl or where output goes elsewhere,
+one document with --json.`,
 		Flags: append(flags,
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the machine; it wins over what the machine suggests"},
 			&cli.StringSliceFlag{Name: "label", Usage: "label `K=V`; may be given more than once"},
 			&cli.StringFlag{Name: "scope", Usage: "`SCOPE` of the service: user or system"},
 			&cli.StringFlag{Name: "service-manager", Usage: "service-manager plugin `NAME`", Value: "auto"},
 			&cli.StringFlag{Name: "hosts", Usage: "install on every line of `FILE`, or - for standard input"},
-			&cli.IntFlag{Name: "parallel", Usage: "how many at once, with --hosts", Value: 16},
+			&cli.IntFlag{Name: "parallel", Usage: "install on `N` hosts at once, with --hosts", Value: 16},
+			&cli.IntFlag{Name: "max-failed", Usage: "with --hosts, begin no more after `N` failures; 0 means never"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "with --hosts, name the hosts and do nothing"},
 		),
 		Run: func(ctx context.Context, c *command.Call) error { return runInstall(ctx, b, c) },
 	}
@@ -61,6 +65,11 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 	many := c.String("hosts")
 	if err := checkInstall(o, many); err != nil {
 		return err
+	}
+	for _, name := range []string{"parallel", "max-failed", "dry-run"} {
+		if many == "" && c.Given(name) {
+			return fault.Usagef("--%s is for many hosts, and one is named", name).WithHint("fleet test HOST looks at one, and does nothing")
+		}
 	}
 	e, err := newEnv(b, c)
 	if err != nil {
@@ -123,8 +132,8 @@ func labels(args []string) (map[string]string, error) {
 	return out, nil
 }
 
-// installMany installs on every host of a list, several at once, and prints a
-// line for each.
+// installMany installs on every host of a list, several at once, and shows how
+// each went.
 func installMany(ctx context.Context, e *env, p *state.Plane, client *planeclient.Client, o install.Options, file string) error {
 	f := e.call.Stdin
 	if file != "-" {
@@ -139,44 +148,26 @@ func installMany(ctx context.Context, e *env, p *state.Plane, client *planeclien
 	if err != nil {
 		return err
 	}
-	parallel := e.call.Int("parallel")
-	if parallel < 1 {
-		return fault.Usagef("--parallel is at least 1")
-	}
-	var mu sync.Mutex
-	sum := wire.Summary{Schema: wire.SchemaSummary}
-	lines := lineWriter{w: e.call.Stdout}
-	var group errgroup.Group
-	group.SetLimit(parallel)
+	todo := map[string]install.Options{}
+	var list []fanout.Machine
 	for _, one := range hosts {
-		group.Go(func() error {
-			in, err := e.installer(p, client)
-			if err != nil {
-				return err
-			}
-			doc, err := in.Install(ctx, one)
-			mu.Lock()
-			defer mu.Unlock()
-			sum.OK++
-			if err != nil {
-				sum.OK, sum.Failed = sum.OK-1, sum.Failed+1
-				f := fault.Of(err)
-				doc.Error = &wire.CLIErrorDetail{Code: f.Code, Message: f.Msg, Hint: f.Hint, Exit: f.Exit}
-			}
-			return lines.print(doc)
-		})
+		todo[one.Host] = one // which stand there once
+		list = append(list, fanout.Machine{Name: one.Host})
 	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	if err := lines.print(sum); err != nil {
-		return err
-	}
-	switch {
-	case sum.Failed == 0:
-		return nil
-	case sum.OK == 0 && len(hosts) == 1:
-		return &command.Exit{Status: fault.Failure}
-	}
-	return &command.Exit{Status: fault.Partial}
+	return manyHosts.Over(ctx, e.call, list, func(ctx context.Context, at *fanout.One) (fanout.Outcome, error) {
+		in, err := e.installer(p, client)
+		if err != nil {
+			return fanout.Outcome{}, err
+		}
+		doc, err := in.Install(ctx, todo[at.Name])
+		what := fanout.Outcome{Document: doc}
+		if err == nil {
+			what.Machine = &fanout.Machine{ID: doc.Machine.ID, Name: doc.Machine.Name}
+			what.Words = at.Name + "  " + doc.Machine.Presence
+		}
+		return what, err
+	})
 }
+
+// manyHosts is how an install takes hosts.
+var manyHosts = fanout.Spec{Does: "install"}
