@@ -16,8 +16,6 @@ import (
 // whose secret travelled, is always rotated away (R1). moved reports that
 // another credential is to be presented now.
 func (s *Store) Advance(ctx context.Context, r Rotator, request *time.Time) (moved bool, err error) {
-	s.io.Lock()
-	defer s.io.Unlock()
 	s.mu.Lock()
 	acc := s.accepted
 	s.mu.Unlock()
@@ -49,6 +47,8 @@ func (s *Store) Advance(ctx context.Context, r Rotator, request *time.Time) (mov
 
 // prepare is Advance's part on disk. It returns the credential to rotate to.
 func (s *Store) prepare(acc *Credential, request *time.Time) (target *Credential, err error) {
+	s.io.Lock()
+	defer s.io.Unlock()
 	unlock, err := s.fs.Lock()
 	if err != nil {
 		return nil, s.wrote(err)
@@ -59,11 +59,14 @@ func (s *Store) prepare(acc *Credential, request *time.Time) (target *Credential
 	// generation, and never gives way to one of ours.
 	lost := s.reload()
 	s.mu.Lock()
-	held, damaged, row := s.held, s.damaged, s.row
+	held, damaged, row, blocked := s.held, s.damaged, s.row, s.blocked
 	stale := s.accepted == nil
 	s.mu.Unlock()
-	if stale {
+	switch {
+	case stale:
 		return nil, nil
+	case blocked != nil: // what is not known is not moved
+		return nil, s.wrote(blocked)
 	}
 	if lost != nil {
 		if err := s.stage(lost, damaged[next] != ""); err != nil {

@@ -39,7 +39,8 @@
 // the service could not be had), what one staged is the other's next
 // generation too, and is never replaced: only a next that is damaged is, and a
 // damaged one was never sent, since it is read back before. A file that cannot
-// be read says nothing against the memory of one that works. The credential in
+// be read says nothing against the memory of one that works, and nothing is moved
+// or written as long as there is one. The credential in
 // use, or the staged one, that has gone from the disk of a running agentd is
 // written back, unless an install put another in its place.
 //

@@ -103,8 +103,12 @@ func (s *Store) Install(doc *wire.Credential, force bool) (outcome string, err e
 	defer unlock()
 	s.reload()
 	s.mu.Lock()
-	held, damaged, plane, row, revoked := s.held, s.damaged, s.plane, s.row, s.revoked
+	held, damaged, plane, row, revoked, blocked := s.held, s.damaged, s.plane, s.row, s.revoked, s.blocked
 	s.mu.Unlock()
+	if blocked != nil && !force {
+		return "", fault.New(fault.Refused, "credential_unreadable", "whether this machine has a credential that works is not known: %s", blocked).
+			WithHint("make the file readable; --replace puts the given one in place all the same")
+	}
 
 	c := &Credential{Machine: doc.Machine, Generation: doc.Generation, Secret: secret.Of(doc.Secret)}
 	old := newest(held)

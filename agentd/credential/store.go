@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"fleet.example/fleet/core/wire"
@@ -67,11 +68,15 @@ type Behind interface{ Behind() bool }
 // goroutines; those that use the disk wait for each other.
 type Store struct {
 	fs FS
-	io sync.Mutex // held while the disk or the network is used
+	io sync.Mutex // held while the disk is used, and never while the network is
+	// unsynced says that the disk holds what may not outlive a power cut. It is
+	// guarded by io.
+	unsynced bool
 
 	mu       sync.Mutex // memory only
 	held     [slots]*Credential
 	damaged  [slots]string
+	blocked  error // why what is on the disk is not known for sure
 	cursor   slot
 	accepted *Credential // presented last with success
 	plane    *Plane
@@ -108,14 +113,17 @@ func (s *Store) reload() (lost *Credential) {
 	s.mu.Lock()
 	had := s.held
 	s.mu.Unlock()
+	var blocked error
 	for i, name := range names {
 		b, err := s.fs.Read(name)
+		var errno syscall.Errno
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
-		case err != nil:
+		case errors.As(err, &errno):
+			blocked = fmt.Errorf("cannot read %s: %w", name, err)
 			held[i] = had[i]
-		default:
+		case err == nil:
 			held[i], err = decode(b)
 		}
 		if err != nil {
@@ -130,6 +138,18 @@ func (s *Store) reload() (lost *Credential) {
 			if o != nil && (o.Machine != c.Machine || i == next && o.Generation <= c.Generation || i == previous && o.Generation > c.Generation) {
 				damaged[i], held[i] = names[i]+": it does not belong with "+CurrentFile, nil
 			}
+		}
+	}
+	// Another process may have been killed between renaming a file and syncing
+	// the directory. What is not sure to be there tomorrow is not used today.
+	for i := range held {
+		s.unsynced = s.unsynced || held[i] != nil && !held[i].is(had[i])
+	}
+	if s.unsynced {
+		if err := s.fs.SyncDir(); err == nil {
+			s.unsynced = false
+		} else if blocked == nil {
+			blocked = fmt.Errorf("cannot sync the directory: %w", err)
 		}
 	}
 	plane, gate, planeErr := s.readPlane()
@@ -148,7 +168,7 @@ func (s *Store) reload() (lost *Credential) {
 		held[in] = lost
 	}
 	same := s.held[s.cursor].is(held[s.cursor])
-	s.held, s.damaged = held, damaged
+	s.held, s.damaged, s.blocked = held, damaged, blocked
 	s.plane, s.gate, s.planeErr = plane, gate, planeErr
 	machine := s.machineLocked()
 	s.revoked = revoked && (machine == "" || mark.Machine == machine)

@@ -45,7 +45,6 @@ type Client struct {
 	base string
 	gate string
 	http *http.Client
-	tr   *http.Transport
 }
 
 // New makes a client that trusts p's roots alone.
@@ -71,7 +70,13 @@ func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
 		ReadBufferSize:         2 << 10,
 		DisableCompression:     true,
 	}
-	c := &Client{base: strings.TrimRight(p.URL, "/"), tr: tr, http: &http.Client{
+	return Over(tr, p, gate), nil
+}
+
+// Over makes a client over a transport that is given, in place of HTTPS with
+// p's roots.
+func Over(tr http.RoundTripper, p credential.Plane, gate *wire.CredentialGate) *Client {
+	c := &Client{base: strings.TrimRight(p.URL, "/"), http: &http.Client{
 		Transport:     tr,
 		Timeout:       totalTimeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -79,7 +84,7 @@ func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
 	if gate != nil {
 		c.gate = gate.Value
 	}
-	return c, nil
+	return c
 }
 
 // deadlineConn bounds every write; net/http bounds the rest.
@@ -102,7 +107,7 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 }
 
 // Close drops the kept connection.
-func (c *Client) Close() { c.tr.CloseIdleConnections() }
+func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Refusal is an answer that is not a success.
 type Refusal struct {

@@ -1,0 +1,22 @@
+// Package model holds no code but a test, which drives both sides of a
+// machine's credential against each other: planed's interface, decisions and
+// store over a real file, and agentd's check loop, client and credential files.
+// Only what lies between and below them is a model: a network that drops,
+// delays, duplicates and reorders messages, and a disk that fills, and crashes
+// at every step with what a power cut may leave. It is here because agentd and
+// planed do not import each other.
+//
+// After every step of every schedule two things hold:
+//
+//   - whatever a power cut would leave of a machine's disk, the plane accepts
+//     some credential on it, or the machine was deleted (R20, R21);
+//   - no secret of an earlier generation or of a deleted machine is accepted
+//     for anything (R22, R23).
+//
+// At the end of each schedule the faults end, and then every machine gets back
+// in by itself, answers what it was asked, and rotates no more than that (R16).
+//
+// A run makes a few thousand schedules; -rapid.checks makes any number:
+//
+//	go test ./contrib/model -rapid.checks=100000 -timeout 0
+package model

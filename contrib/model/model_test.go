@@ -1,0 +1,219 @@
+package model
+
+import (
+	"context"
+	"flag"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.checks" })
+	if n := "2000"; !given {
+		if testing.Short() {
+			n = "200"
+		}
+		if err := flag.Set("rapid.checks", n); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// memory is a directory whose fsync costs nothing, where there is one: what a
+// kill leaves is the same, and the model makes no power cuts under the plane.
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "fleet-model-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestNoScheduleLocksOutOrLetsIn(t *testing.T) { // R16, R20-R23, R25
+	base := memory(t)
+	rapid.Check(t, func(r *rapid.T) {
+		dir, err := os.MkdirTemp(base, "")
+		if err != nil {
+			r.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		// What rapid panics with in the bubble goes on outside.
+		var thrown any
+		synctest.Test(t, func(*testing.T) {
+			w, err := newWorld(dir, rapid.IntRange(1, 2).Draw(r, "machines"))
+			if err != nil {
+				thrown = err
+				return
+			}
+			defer func() {
+				thrown = recover()
+				for _, b := range w.boxes {
+					b.killAll()
+				}
+				w.plane.under.Wait()
+				w.plane.store.Close()
+			}()
+			run(r, w)
+		})
+		if thrown != nil {
+			panic(thrown)
+		}
+	})
+}
+
+func run(r *rapid.T, w *world) {
+	must := func(err error) {
+		r.Helper()
+		if err != nil {
+			r.Fatal(err)
+		}
+	}
+	some := func(r *rapid.T) *box { return w.boxes[rapid.IntRange(0, len(w.boxes)-1).Draw(r, "machine")] }
+	edit := func(id string, ch store.Change) {
+		ch.By, ch.At = owner, time.Now()
+		w.plane.store.Edit(context.Background(), id, ch) // one that is gone stays so
+	}
+	for _, b := range w.boxes {
+		must(w.install(b, 0))
+		w.start(b)
+	}
+	r.Repeat(map[string]func(*rapid.T){
+		"time passes": func(r *rapid.T) {
+			time.Sleep(rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 11 * time.Second, 32 * time.Second, 70 * time.Second}).Draw(r, "for"))
+		},
+		"ask": func(r *rapid.T) {
+			b := some(r)
+			if row := w.row(b.id); row != nil && row.Asked.Rotate.IsZero() {
+				b.asked++
+				edit(b.id, store.Change{Ask: &machine.Wish{Kind: wire.ScopeRotate}})
+			}
+		},
+		"bad network": func(r *rapid.T) {
+			f := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, int(fates)-1), func(n int) fate { return fate(n) }), 1, 6).Draw(r, "fates")
+			w.net.mu.Lock()
+			w.net.fates = f
+			w.net.mu.Unlock()
+		},
+		"what was held arrives": func(r *rapid.T) {
+			w.net.mu.Lock()
+			n := len(w.net.late)
+			w.net.mu.Unlock()
+			if n > 0 {
+				w.plane.deliver(w.net.release(rapid.IntRange(0, n-1).Draw(r, "message")))
+			}
+		},
+		"plane killed":     func(r *rapid.T) { must(w.plane.kill()) },
+		"plane down or up": func(r *rapid.T) { w.plane.setDown(!w.plane.setDown(true)) },
+		"crash at a step": func(r *rapid.T) {
+			if b := some(r); len(b.agents) > 0 {
+				p := b.agents[0].process
+				p.mu.Lock()
+				p.crashIn = rapid.IntRange(1, 16).Draw(r, "step")
+				p.mu.Unlock()
+				time.Sleep(32 * time.Second)
+				if b.reap() {
+					w.start(b)
+				}
+			}
+		},
+		"power cut": func(r *rapid.T) {
+			b := some(r)
+			images := b.disk.images()
+			b.killAll()
+			b.disk.cut(images[rapid.IntRange(0, len(images)-1).Draw(r, "survives")])
+			w.start(b)
+		},
+		"restart": func(r *rapid.T) {
+			b := some(r)
+			for _, a := range b.agents {
+				a.end(true)
+			}
+			b.agents = nil
+			w.start(b)
+		},
+		"second agent": func(r *rapid.T) {
+			if b := some(r); len(b.agents) < 2 {
+				w.start(b)
+			}
+		},
+		"disk full or not": func(r *rapid.T) { w.harm(some(r), func(d *disk) { d.full = !d.full }) },
+		"no more files":    func(r *rapid.T) { w.harm(some(r), func(d *disk) { d.unread = !d.unread }) },
+		"install": func(r *rapid.T) {
+			must(w.install(some(r), rapid.IntRange(0, 24).Draw(r, "crash")))
+		},
+		"delete": func(r *rapid.T) {
+			if rapid.IntRange(0, 3).Draw(r, "meant") == 0 {
+				edit(some(r).id, store.Change{Delete: true})
+			}
+		},
+		"": func(r *rapid.T) {
+			synctest.Wait()
+			for _, b := range w.boxes {
+				must(w.holds(b))
+			}
+			must(w.thief())
+		},
+	})
+	settle(r, w)
+}
+
+func (w *world) harm(b *box, f func(*disk)) {
+	b.disk.mu.Lock()
+	defer b.disk.mu.Unlock()
+	f(b.disk)
+}
+
+// settle ends all faults. Then every machine gets back in by itself.
+func settle(r *rapid.T, w *world) {
+	w.plane.setDown(false)
+	w.net.mu.Lock()
+	w.net.fates, w.net.late = nil, nil
+	w.net.mu.Unlock()
+	for _, b := range w.boxes {
+		w.harm(b, func(d *disk) { d.full, d.unread = false, false })
+		b.killAll()
+		w.start(b)
+	}
+	time.Sleep(6 * time.Minute)
+	generations := map[string]int64{}
+	for _, b := range w.boxes {
+		row := w.row(b.id)
+		if row == nil || !row.Credential.Proven {
+			continue
+		}
+		generations[b.id] = row.Credential.Generation
+		st := b.agents[0].store.Status()
+		switch {
+		case st.State != wire.CredentialOK || st.Problem != "" || st.Machine != b.id || st.Generation != row.Credential.Generation:
+			r.Fatalf("%s does not get back in: %+v, the plane has generation %d", b.id, st, row.Credential.Generation)
+		case !row.Asked.Rotate.IsZero() || !row.Credential.Next.IsZero() || row.Credential.Generation < 2:
+			r.Fatalf("%s does not finish its rotation: %+v", b.id, row)
+		case time.Since(row.LastCheck) > time.Minute:
+			r.Fatalf("%s is silent", b.id)
+		}
+		// The first is rotated away, and each request by one generation, or two
+		// where one was staged for nobody who asks any more.
+		if most := 2 + 2*int64(b.asked); row.Credential.Generation > most {
+			r.Fatalf("%s was asked %d times and has generation %d", b.id, b.asked, row.Credential.Generation)
+		}
+	}
+	time.Sleep(3 * time.Minute)
+	for id, n := range generations {
+		if row := w.row(id); row.Credential.Generation != n {
+			r.Fatalf("%s rotates though nobody asks", id)
+		}
+	}
+}
