@@ -16,7 +16,7 @@
 // At the end of each schedule the faults end, and then every machine gets back
 // in by itself, answers what it was asked, and rotates no more than that (R16).
 //
-// A run makes a few thousand schedules; -rapid.checks makes any number:
+// A run makes a few thousand schedules, or as many as one says:
 //
-//	go test ./contrib/model -rapid.checks=100000 -timeout 0
+//	FLEET_MODEL_SCHEDULES=100000 go test ./contrib/model -timeout 0
 package model

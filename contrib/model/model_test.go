@@ -3,7 +3,9 @@ package model
 import (
 	"context"
 	"flag"
+	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,17 +17,27 @@ import (
 	"fleet.example/fleet/planed/store"
 )
 
+// parts run at once, each with its share of the schedules.
+const parts = 2
+
+// TestMain reads how many schedules a run makes: FLEET_MODEL_SCHEDULES.
 func TestMain(m *testing.M) {
 	flag.Parse()
+	n := 2000
+	if testing.Short() {
+		n = 200
+	}
+	if v := os.Getenv("FLEET_MODEL_SCHEDULES"); v != "" {
+		var err error
+		if n, err = strconv.Atoi(v); err != nil {
+			fmt.Fprintln(os.Stderr, "FLEET_MODEL_SCHEDULES is no number")
+			os.Exit(2)
+		}
+	}
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.checks" })
-	if n := "2000"; !given {
-		if testing.Short() {
-			n = "200"
-		}
-		if err := flag.Set("rapid.checks", n); err != nil {
-			panic(err)
-		}
+	if !given {
+		flag.Set("rapid.checks", strconv.Itoa(n/parts))
 	}
 	os.Exit(m.Run())
 }
@@ -44,34 +56,42 @@ func memory(t *testing.T) string {
 
 func TestNoScheduleLocksOutOrLetsIn(t *testing.T) { // R16, R20-R23, R25
 	base := memory(t)
-	rapid.Check(t, func(r *rapid.T) {
-		dir, err := os.MkdirTemp(base, "")
-		if err != nil {
-			r.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		// What rapid panics with in the bubble goes on outside.
-		var thrown any
-		synctest.Test(t, func(*testing.T) {
-			w, err := newWorld(dir, rapid.IntRange(1, 2).Draw(r, "machines"))
-			if err != nil {
-				thrown = err
-				return
-			}
-			defer func() {
-				thrown = recover()
-				for _, b := range w.boxes {
-					b.killAll()
-				}
-				w.plane.under.Wait()
-				w.plane.store.Close()
-			}()
-			run(r, w)
+	for i := range parts {
+		t.Run(strconv.Itoa(i+1), func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(r *rapid.T) { schedule(t, r, base) })
 		})
-		if thrown != nil {
-			panic(thrown)
+	}
+}
+
+// schedule is one of them, in a bubble of its own time.
+func schedule(t *testing.T, r *rapid.T, base string) {
+	dir, err := os.MkdirTemp(base, "")
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	// What rapid panics with in the bubble goes on outside.
+	var thrown any
+	synctest.Test(t, func(*testing.T) {
+		w, err := newWorld(dir, rapid.IntRange(1, 2).Draw(r, "machines"))
+		if err != nil {
+			thrown = err
+			return
 		}
+		defer func() {
+			thrown = recover()
+			for _, b := range w.boxes {
+				b.killAll()
+			}
+			w.plane.under.Wait()
+			w.plane.store.Close()
+		}()
+		run(r, w)
 	})
+	if thrown != nil {
+		panic(thrown)
+	}
 }
 
 func run(r *rapid.T, w *world) {
