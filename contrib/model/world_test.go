@@ -22,6 +22,7 @@ import (
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/store"
 )
 
 // fate is what the network does to one request.
@@ -45,6 +46,7 @@ type network struct {
 	plane *plane
 	fates []fate // of the next requests; then all is well
 	late  []message
+	heard map[string]message // the last check of each machine that was answered
 }
 
 func (n *network) fate() fate {
@@ -73,6 +75,15 @@ func (n *network) release(i int) message {
 	m := n.late[i]
 	n.late = append(n.late[:i:i], n.late[i+1:]...)
 	return m
+}
+
+// overhear keeps a check for thieves.
+func (n *network) overhear(m message) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if id, _, ok := strings.Cut(strings.TrimPrefix(m.header.Get("Authorization"), "Bearer "), "."); ok && m.path == wire.PathCheck {
+		n.heard[id] = m
+	}
 }
 
 var errNetwork = errors.New("the network is bad")
@@ -108,6 +119,7 @@ func (c conn) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, r.Context().Err()
 	}
 	answer.Request = r
+	c.overhear(m)
 	return answer, nil
 }
 
@@ -127,7 +139,7 @@ type box struct {
 	agents       []*agentProcess // two, where nothing kept the second one away
 	installation secret.Digest
 	id           string // as the plane admitted it last
-	asked        int    // rotations that were asked for, of this id
+	most         int64  // generations that this id may have by what it was asked
 }
 
 // known is a secret that was on a disk or in an install's hands.
@@ -151,7 +163,7 @@ func newWorld(dir string, boxes int) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{plane: p, net: &network{plane: p}, secrets: map[string]map[secret.Digest]known{}}
+	w := &world{plane: p, net: &network{plane: p, heard: map[string]message{}}, secrets: map[string]map[secret.Digest]known{}}
 	for range boxes {
 		w.boxes = append(w.boxes, &box{disk: newDisk(w.written), installation: secret.New("").Digest()})
 	}
@@ -241,7 +253,7 @@ func (w *world) install(b *box, crash int) error {
 		return err
 	}
 	if b.id != did.Row.ID {
-		b.id, b.asked = did.Row.ID, 0
+		b.id, b.most = did.Row.ID, 2 // the first is rotated away
 	}
 	if did.Outcome == identity.Living {
 		return nil // nothing is to be handed over
@@ -260,6 +272,29 @@ func (w *world) install(b *box, crash int) error {
 		a.loop.Reload()
 	}
 	return nil
+}
+
+// ask asks for a rotation, if none is asked for. It adds one generation, or two
+// where a secret that was staged before has to go first.
+func (w *world) ask(b *box) {
+	r := w.row(b.id)
+	if r == nil || !r.Asked.Rotate.IsZero() {
+		return
+	}
+	b.most++
+	b.disk.mu.Lock()
+	_, staged := b.disk.now[credential.NextFile]
+	b.disk.mu.Unlock()
+	if r.Credential.Generation > 1 && staged {
+		b.most++
+	}
+	w.edit(b.id, store.Change{Ask: &machine.Wish{Kind: wire.ScopeRotate}})
+}
+
+// edit is a person's; a machine that is gone stays so.
+func (w *world) edit(id string, ch store.Change) {
+	ch.By, ch.At = owner, time.Now()
+	w.plane.store.Edit(context.Background(), id, ch)
 }
 
 // row is the plane's, and nil for a machine that is not.
@@ -329,18 +364,27 @@ func (w *world) dead() map[string][]known {
 	return out
 }
 
-// thief presents every dead secret wherever one can be presented: the second
+// thief presents every dead secret wherever one can be presented, and in the
+// machine's own last check, which the plane may take for a plain one: the second
 // invariant.
-func (w *world) thief() error {
+func (w *world) thief(rotates bool) error {
 	for id, of := range w.dead() {
 		for _, k := range of {
-			for path, body := range map[string]string{
-				wire.PathCheck:  "{}",
-				wire.PathRotate: fmt.Sprintf(`{"generation":%d,"digest":"%s"}`, k.generation+1, secret.New("fm_").Digest().Hex()),
-			} {
-				h := http.Header{"Authorization": {"Bearer " + id + "." + k.secret.Reveal()}, wire.HeaderCheck: {"instance=thief; seq=1"}}
-				if a := w.plane.deliver(message{path, h, []byte(body)}); a != nil && a.StatusCode != 401 && a.StatusCode != 409 && a.StatusCode != 410 {
-					return fmt.Errorf("%s: a dead secret of generation %d gets status %d at %s", id, k.generation, a.StatusCode, path)
+			fresh := http.Header{wire.HeaderCheck: {"instance=thief; seq=1"}}
+			tries := []message{{wire.PathCheck, fresh, []byte("{}")}}
+			if rotates {
+				tries = append(tries, message{wire.PathRotate, fresh, fmt.Appendf(nil, `{"generation":%d,"digest":"%s"}`, k.generation+1, secret.New("fm_").Digest().Hex())})
+			}
+			w.net.mu.Lock()
+			if m, ok := w.net.heard[id]; ok {
+				tries = append(tries, m)
+			}
+			w.net.mu.Unlock()
+			for _, m := range tries {
+				m.header = m.header.Clone()
+				m.header.Set("Authorization", "Bearer "+id+"."+k.secret.Reveal())
+				if a := w.plane.deliver(m); a != nil && a.StatusCode != 401 && a.StatusCode != 409 && a.StatusCode != 410 {
+					return fmt.Errorf("%s: a dead secret of generation %d gets status %d at %s", id, k.generation, a.StatusCode, m.path)
 				}
 			}
 		}
