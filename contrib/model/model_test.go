@@ -125,7 +125,11 @@ func run(r *rapid.T, w *world) {
 				w.plane.deliver(w.net.release(rapid.IntRange(0, n-1).Draw(r, "message")))
 			}
 		},
-		"plane killed":     func(r *rapid.T) { must(w.plane.kill()) },
+		"plane killed": func(r *rapid.T) {
+			if rapid.IntRange(0, 2).Draw(r, "meant") == 0 {
+				must(w.plane.kill())
+			}
+		},
 		"plane down or up": func(r *rapid.T) { w.plane.setDown(!w.plane.setDown(true)) },
 		"crash at a step": func(r *rapid.T) {
 			if b := some(r); len(b.agents) > 0 {
@@ -171,13 +175,14 @@ func run(r *rapid.T, w *world) {
 		},
 		"": func(r *rapid.T) {
 			synctest.Wait()
+			rows := w.look()
 			for _, b := range w.boxes {
-				must(w.holds(b))
+				must(w.holds(rows, b))
 			}
-			must(w.thief(false))
+			must(w.thief(rows, false))
 		},
 	})
-	must(w.thief(true))
+	must(w.thief(w.look(), true))
 	settle(r, w)
 }
 

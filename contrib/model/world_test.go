@@ -306,9 +306,20 @@ func (w *world) row(id string) *machine.Row {
 	return r
 }
 
+// look reads the rows of all machines that ever were.
+func (w *world) look() map[string]*machine.Row {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rows := map[string]*machine.Row{}
+	for id := range w.secrets {
+		rows[id] = w.row(id)
+	}
+	return rows
+}
+
 // holds is the first invariant.
-func (w *world) holds(b *box) error {
-	r := w.row(b.id)
+func (w *world) holds(rows map[string]*machine.Row, b *box) error {
+	r := rows[b.id]
 	if r == nil || !r.Credential.Proven {
 		return nil // deleted, or not living yet
 	}
@@ -348,12 +359,12 @@ func names(image map[string]*inode) string {
 }
 
 // dead are secrets of earlier generations and of deleted machines.
-func (w *world) dead() map[string][]known {
+func (w *world) dead(rows map[string]*machine.Row) map[string][]known {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := map[string][]known{}
 	for id, of := range w.secrets {
-		r := w.row(id)
+		r := rows[id]
 		for d, k := range of {
 			// A second secret of the current generation was never the plane's.
 			if r == nil || k.generation < r.Credential.Generation || k.generation == r.Credential.Generation && r.Credential.Judge(d) == identity.Unknown {
@@ -367,8 +378,8 @@ func (w *world) dead() map[string][]known {
 // thief presents every dead secret wherever one can be presented, and in the
 // machine's own last check, which the plane may take for a plain one: the second
 // invariant.
-func (w *world) thief(rotates bool) error {
-	for id, of := range w.dead() {
+func (w *world) thief(rows map[string]*machine.Row, rotates bool) error {
+	for id, of := range w.dead(rows) {
 		for _, k := range of {
 			fresh := http.Header{wire.HeaderCheck: {"instance=thief; seq=1"}}
 			tries := []message{{wire.PathCheck, fresh, []byte("{}")}}
