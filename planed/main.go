@@ -10,6 +10,7 @@
 //	login     nonces and signatures
 //	ca        certificates
 //	datadir   the data directory
+//	restore   a backup becomes a store again
 //	admin     the socket for the host's administrator
 //	addrfree  keeps network addresses out
 //
@@ -42,6 +43,7 @@ func Main(args []string, io command.IO, version string) int {
 			statusCommand(),
 			checkCommand(),
 			backupCommand(),
+			restoreCommand(),
 			recoverCommand(),
 			{
 				Name: "version", Summary: "print the version", Flags: command.JSONFlags(false),

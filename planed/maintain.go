@@ -3,6 +3,7 @@ package planed
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 	"fleet.example/fleet/planed/admin"
 	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/datadir"
+	"fleet.example/fleet/planed/restore"
 	"fleet.example/fleet/planed/store"
 	"fleet.example/fleet/planed/store/bolt"
 )
@@ -233,7 +235,9 @@ func checkCommand() *command.Command {
 func backupCommand() *command.Command {
 	return &command.Command{
 		Name: "backup", Args: "FILE", Summary: "copy the store, consistent as of now, to FILE (mode 0600)", Min: 1, Max: 1,
-		Help:  "FILE must not exist yet. The certificates and keys in the data directory are not part of it.",
+		Help: "FILE must not exist yet; FILE.sha256 gets its checksum, as sha256sum -c reads it.\n" +
+			"The certificates and keys in the data directory are not part of it. No plane works\n" +
+			"on a backup before planed restore made it a store again.",
 		Flags: []cli.Flag{dataFlag()},
 		Run: func(ctx context.Context, c *command.Call) error {
 			return maintain(c, func(_ string, _ datadir.Plane, m maintainer) error {
@@ -257,13 +261,105 @@ func backup(ctx context.Context, file string, m maintainer) (err error) {
 	if err := m.Backup(ctx, tmp); err != nil {
 		return fmt.Errorf("cannot write the backup: %w", err)
 	}
-	if err := tmp.Sync(); err != nil {
+	if err := bolt.MarkBackup(tmp.Name(), time.Now()); err != nil {
 		return fmt.Errorf("cannot write the backup: %w", err)
+	}
+	sum := sha256.New()
+	_, err = tmp.Seek(0, io.SeekStart)
+	if err == nil {
+		_, err = io.Copy(sum, tmp)
+	}
+	if err := errors.Join(err, tmp.Sync()); err != nil {
+		return fmt.Errorf("cannot write the backup: %w", err)
+	}
+	// The checksum first: a file under the backup's name has one.
+	line := fmt.Sprintf("%x  %s\n", sum.Sum(nil), filepath.Base(file))
+	if err := durable.WriteFile(file+restore.SumSuffix, []byte(line), 0o600); err != nil {
+		return fmt.Errorf("cannot write the backup's checksum: %w", err)
 	}
 	if err := os.Link(tmp.Name(), file); err != nil {
 		return fmt.Errorf("cannot write the backup: %w", err)
 	}
 	return durable.SyncDir(filepath.Dir(file))
+}
+
+func restoreCommand() *command.Command {
+	return &command.Command{
+		Name: "restore", Args: "FILE", Summary: "make a backup the plane's store again", Min: 1, Max: 1,
+		Help: `The plane must be stopped. FILE is verified first, with FILE.sha256 where there is
+one; whatever is refused changes nothing. Sessions, invitations and machines that
+wait for approval are void afterwards.
+
+A backup has forgotten what was deleted or locked since. --replay-audit re-applies
+it from a copy of the audit log - the file of serve --audit-sink, or what
+fleet audit --jsonl printed - and names the machines that do not come back by
+themselves. Without such a copy, --accept-lost-deletions says that deleted
+machines and tokens, and locked persons, may live again.
+
+The store that was there is kept as ` + restore.FormerFile + ` in the data directory.`,
+		Flags: append(command.JSONFlags(false), dataFlag(),
+			&cli.StringFlag{Name: "replay-audit", Usage: "copy `FILE` of the audit log that goes on after the backup"},
+			&cli.BoolFlag{Name: "accept-lost-deletions", Usage: "restore without one"}),
+		Run: func(ctx context.Context, c *command.Call) error {
+			dir, err := dataDir(c)
+			if err != nil {
+				return err
+			}
+			o := restore.Options{Dir: dir, Backup: c.Arg(0), Audit: c.String("replay-audit"), Accept: c.Bool("accept-lost-deletions"), Now: time.Now}
+			if (o.Audit == "") != o.Accept {
+				return fault.Usagef("either --replay-audit FILE or --accept-lost-deletions is needed, and not both").
+					WithHint("the backup knows nothing of what was deleted or locked after it")
+			}
+			if _, err := datadir.Open(dir); err != nil {
+				return err
+			}
+			r, err := restore.Run(ctx, o)
+			if err != nil {
+				return err
+			}
+			if c.WantsJSON() {
+				return c.Print(r)
+			}
+			return printRestored(c.Stdout, r)
+		},
+	}
+}
+
+func printRestored(out io.Writer, r *restore.Report) error {
+	w := bufio.NewWriter(out)
+	line := func(k, format string, args ...any) {
+		fmt.Fprintf(w, "%-12s %s\n", k, command.Clean(fmt.Sprintf(format, args...)))
+	}
+	age := "of an unknown time"
+	if r.AgeS != nil {
+		age = fmt.Sprintf("of %s, %s ago", r.BackupAt.UTC().Format(time.RFC3339), time.Duration(*r.AgeS*float64(time.Second)).Round(time.Second))
+	}
+	line("backup", "%s, audit entry %d", age, r.Head.Seq)
+	line("void", "%d sessions, %d invitations, %d machines that waited for approval", r.Sessions, r.Invitations, r.Enrolments)
+	if p := r.Replayed; p == nil {
+		line("replayed", "nothing: what was deleted or locked since the backup lives again")
+	} else {
+		line("replayed", "%d audit entries, until entry %d of %s", p.Entries, p.Until.Seq, p.At.UTC().Format(time.RFC3339))
+		for _, part := range []struct {
+			name  string
+			words []string
+		}{{"deleted", p.Deleted}, {"locked", p.Locked}, {"removed", p.Removed}, {"key", p.Keys}, {"token", p.Tokens}} {
+			for _, word := range part.words {
+				line(part.name, "%s", word)
+			}
+		}
+		for _, l := range p.Lost {
+			line("lost", "%s %s: %s; fleet delete it if it is listed, and install it again", l.Machine, l.Name, l.Why)
+		}
+		for _, n := range p.NotApplied {
+			line("not applied", "entry %d, %s of %s: %s", n.Seq, n.Action, n.Subject, n.Why)
+		}
+	}
+	if r.Former != "" {
+		line("before", "%s", r.Former)
+	}
+	line("next", "start planed; persons log in again, and verify the log with fleet audit verify --reset")
+	return w.Flush()
 }
 
 func recoverCommand() *command.Command {

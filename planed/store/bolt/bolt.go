@@ -61,6 +61,8 @@ type Options struct {
 	// tombstone is dropped; 0 means 400 days.
 	TombstonesFor time.Duration
 	Now           func() time.Time // nil means time.Now
+	// Backup opens a backup's file, to restore it.
+	Backup bool
 }
 
 // Store is a store.Store over one bbolt file.
@@ -149,6 +151,13 @@ func Open(path string, opts Options) (*Store, error) {
 	}
 	if err := s.prepare(opts.Create); err != nil {
 		db.Close()
+		return nil, err
+	}
+	if at, err := s.BackupAt(); err != nil || !at.IsZero() && !opts.Backup {
+		db.Close()
+		if err == nil {
+			err = &BackupError{path, at}
+		}
 		return nil, err
 	}
 	if err := s.load(); err != nil {
