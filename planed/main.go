@@ -12,6 +12,7 @@
 //	datadir   the data directory
 //	restore   a backup becomes a store again
 //	admin     the socket for the host's administrator
+//	web       pages for a person's browser: approving a machine
 //	addrfree  keeps network addresses out
 //
 // The plane never dials and never imports anything of agentd.

@@ -30,6 +30,7 @@ import (
 	"fleet.example/fleet/planed/datadir"
 	"fleet.example/fleet/planed/store"
 	"fleet.example/fleet/planed/store/bolt"
+	"fleet.example/fleet/planed/web"
 )
 
 const (
@@ -114,7 +115,8 @@ func start(o *serveOpts) (_ *server, err error) {
 	}
 	s.api = api.New(api.Config{
 		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now, RequireTouch: o.RequireTouch,
-		Keep: func() bool { return s.conns.Load() <= o.KeepConnections },
+		Pages: web.New(web.Config{Store: s.store, URL: o.Plane.URL, Now: time.Now, Log: o.Log, RequireTouch: o.RequireTouch}).Handlers(),
+		Keep:  func() bool { return s.conns.Load() <= o.KeepConnections },
 	})
 	if err = s.listen(); err != nil {
 		return nil, err

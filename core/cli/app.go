@@ -32,7 +32,7 @@ func Main(args []string, std command.IO, version string) int {
 		}
 		app.Commands = append(app.Commands, cmd)
 	}
-	app.Commands = append(app.Commands, logoutCommand(), whoamiCommand(),
+	app.Commands = append(app.Commands, logoutCommand(), whoamiCommand(), webCommand(),
 		lsCommand(), showCommand(), waitCommand(), hostCommand(), renameCommand(), labelCommand(), rotateCommand(), transferCommand(), deleteCommand())
 	app.Commands = append(app.Commands, sshConfigCommand())
 	app.Commands = append(app.Commands, DataPath(overLinks())...)

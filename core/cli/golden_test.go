@@ -48,7 +48,7 @@ func TestDocumentsAndTables(t *testing.T) {
 		"audit-verify-usage": "audit verify --since 1d", "token-ls-json": "token ls --json",
 		"token-add-stdout": "token add ci --scope read,logs --expires 90d --out -", "token-add-no-out": "token add ci --scope read --expires 1d",
 		"token-add-no-scope": "token add ci --expires 1d --out -", "token-add-no-end": "token add ci --scope read --out -",
-		"person-add-stdout": "person add erin --out -", "help-person": "help person", "help-transfer": "help transfer",
+		"person-add-stdout": "person add erin --out -", "help-person": "help person", "web": "web", "web-json": "web --json", "help-web": "help web", "help-transfer": "help transfer",
 		"person-ls": "person ls --json", "person-show": "person show mo --json", "person-show-text": "person show mo", "person-lock": "person lock mo", "person-lock-json": "person lock mo --json",
 		"person-rm-usage": "person rm", "person-key-rm-usage": "person key rm mo web", "transfer": "transfer web-1 --to mo", "transfer-usage": "transfer web-1",
 		"person-add-role": "person add erin --role king --out -",

@@ -34,6 +34,9 @@ func (p *fakePlane) persons(mux *http.ServeMux) {
 		p.answer(w, wire.PersonChanged{Schema: wire.SchemaPersonChanged, Name: r.PathValue("name"), Change: wire.PersonLocked,
 			Sessions: 2, Tokens: []string{"ci"}, Invitations: 1, Machines: 2})
 	})
+	mux.HandleFunc("POST "+wire.PathWebLinks, func(w http.ResponseWriter, _ *http.Request) {
+		p.answer(w, wire.WebLink{Schema: wire.SchemaWebLink, URL: "https://plane" + wire.PathSignInPage + "?link=fl_link", ExpiresAt: *at("2026-01-02T03:06:05Z")})
+	})
 	mux.HandleFunc("POST "+wire.PathMachines+"/{id}/transfer", func(w http.ResponseWriter, r *http.Request) {
 		var req wire.TransferRequest
 		json.NewDecoder(r.Body).Decode(&req)

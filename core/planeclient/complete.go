@@ -27,6 +27,8 @@ func complete(out any) bool {
 		return a.Schema == wire.SchemaAudit
 	case *wire.PersonInvited:
 		return a.Invitation != ""
+	case *wire.WebLink:
+		return a.URL != ""
 	case *wire.EnrollAnswer:
 		return a.Code != "" && a.URL != "" && a.ExpiresS > 0
 	case *wire.EnrollPollAnswer:

@@ -47,3 +47,9 @@ func (c *Client) Deny(ctx context.Context, code string) (e wire.Enrolled, err er
 	err = c.do(ctx, "POST", wire.PathEnrollmentDeny, wire.CodeRequest{Code: code}, &e)
 	return e, err
 }
+
+// WebLink makes a link that signs the person in to the plane's pages, once.
+func (c *Client) WebLink(ctx context.Context) (l wire.WebLink, err error) {
+	err = c.do(ctx, "POST", wire.PathWebLinks, struct{}{}, &l)
+	return l, err
+}

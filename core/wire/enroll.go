@@ -14,6 +14,8 @@ const (
 	PathEnrollmentDeny    = PathEnrollments + "/deny"
 
 	PathApprovePage = "/approve"
+	PathSignInPage  = "/web/sign-in"
+	PathWebLinks    = "/v1/web/links"
 )
 
 // CodeAlphabet is what short codes are made of: Crockford's base 32, in which
@@ -148,4 +150,15 @@ type Enrolled struct {
 	Name    string       `json:"name,omitempty"`
 	Owner   string       `json:"owner,omitempty"`
 	Report  EnrollReport `json:"report"`
+}
+
+// SchemaWebLink names the WebLink document.
+const SchemaWebLink = "fleet.web-link/v1"
+
+// WebLink is fleet.web-link/v1: a link that signs the person who asked for it
+// in to the plane's pages, once and for a short time.
+type WebLink struct {
+	Schema    string `json:"schema"`
+	URL       string `json:"url"`
+	ExpiresAt Time   `json:"expires_at"`
 }

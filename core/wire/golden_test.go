@@ -40,5 +40,6 @@ func TestDocuments(t *testing.T) {
 		"session":        wire.Session{Schema: wire.SchemaSession},
 		"test":           wire.Test{Schema: wire.SchemaTest},
 		"token":          wire.Token{Schema: wire.SchemaToken},
+		"web-link":       wire.WebLink{Schema: wire.SchemaWebLink},
 	})
 }

@@ -36,6 +36,8 @@ type Config struct {
 	// RequireTouch lets persons admit and approve only with a signature of their
 	// security key that was touched for it.
 	RequireTouch bool
+	// Pages are the pages for persons' browsers, by pattern of http.ServeMux.
+	Pages map[string]http.Handler
 	// MaxConcurrent is how many requests may be worked on at once; more are
 	// shed with 503 before they slow the others down (R19). 0 means 1024.
 	MaxConcurrent int

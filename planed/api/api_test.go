@@ -132,6 +132,7 @@ func TestWhoMayCallWhat(t *testing.T) {
 		"POST /v1/enrollments/look":                    persons,
 		"POST /v1/enrollments/approve":                 persons,
 		"POST /v1/enrollments/deny":                    persons,
+		"POST /v1/web/links":                           persons,
 		"POST /v1/login/challenge":                     {"*"},
 		"POST /v1/login":                               {"*"},
 		"POST /v1/logout":                              persons,

@@ -175,5 +175,16 @@ func (a *API) decide(c *call, d store.Decision) error {
 	return c.answer(out)
 }
 
-// retryWords is how long until a limit ends, in whole minutes, for a page.
-func retryWords(wait time.Duration) int { return int((wait + time.Minute - 1) / time.Minute) }
+// linkLife is how long a link to the pages is good for, unused.
+const linkLife = 2 * time.Minute
+
+// webLink is POST /v1/web/links.
+func (a *API) webLink(c *call) error {
+	link := secret.New("fl_")
+	now := a.Now()
+	if err := a.Store.MakeLink(c.ctx(), c.by(), c.who.Key, link.Digest(), now, now.Add(linkLife)); err != nil {
+		return err
+	}
+	return c.answer(wire.WebLink{Schema: wire.SchemaWebLink, URL: a.URL + wire.PathSignInPage + "?link=" + link.Reveal(),
+		ExpiresAt: wire.Time{Time: now.Add(linkLife)}})
+}

@@ -49,6 +49,7 @@ var Routes = []Route{
 	{"POST", wire.PathEnrollmentLook, Person, nil, smallBody, (*API).lookAtCode},
 	{"POST", wire.PathEnrollmentApprove, Person, nil, loginBody, (*API).approve},
 	{"POST", wire.PathEnrollmentDeny, Person, nil, smallBody, (*API).deny},
+	{"POST", wire.PathWebLinks, Person, nil, smallBody, (*API).webLink},
 
 	{"POST", wire.PathChallenge, Public, nil, smallBody, (*API).challenge},
 	{"POST", wire.PathLogin, Public, nil, loginBody, (*API).login},
@@ -91,6 +92,9 @@ func (a *API) Handler() http.Handler {
 		if rt.Path == wire.PathCheck {
 			check = h
 		}
+	}
+	for pattern, page := range a.Pages {
+		mux.Handle(pattern, page)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		a.metrics.unknown.Inc()

@@ -263,6 +263,7 @@ type Store interface {
 	Principals
 	Persons
 	Enrolments
+	Web
 	Auditor
 	Maintenance
 }

@@ -42,6 +42,7 @@ type keyRecord struct {
 type sessionRecord struct {
 	Person    string    `json:"person"`
 	Key       string    `json:"key"` // fingerprint
+	Kind      string    `json:"kind,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 	ExpiresAt time.Time `json:"expires_at"`
 }
@@ -127,7 +128,7 @@ func (s *Store) Principal(_ context.Context, d secret.Digest, now time.Time) (st
 	if r, ok := p.sessions[d]; ok {
 		person, known := p.persons[r.Person]
 		p.mu.RUnlock()
-		if !known || person.locked() || !now.Before(r.ExpiresAt) {
+		if !known || person.locked() || r.Kind != "" || !now.Before(r.ExpiresAt) {
 			return store.Principal{}, store.ErrNotFound
 		}
 		return store.Principal{Kind: "person", Name: r.Person, Person: r.Person, Role: person.Role, Key: r.Key, ExpiresAt: r.ExpiresAt}, nil

@@ -97,7 +97,7 @@ func (s *Store) Persons(_ context.Context, now time.Time) (all []store.PersonInf
 			return err
 		}
 		err = each(t, bucketSession, func(_ string, r sessionRecord) error {
-			if now.Before(r.ExpiresAt) {
+			if now.Before(r.ExpiresAt) && r.Kind != kindLink {
 				of(r.Person, func(p *store.PersonInfo) { p.Sessions++ })
 			}
 			return nil
