@@ -291,7 +291,7 @@ func (e *enrolling) firstCheck(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, firstCheckWait)
 	defer cancel()
 	mint := newLocal(e.dirs.Runtime)
-	last := errors.New("the agent does not answer")
+	var last error
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		var st wire.AgentStatus
 		err := mint.call(ctx, "GET", wire.PathStatus, nil, &st)
