@@ -76,6 +76,7 @@ ip route add %[4]s/128 dev %[1]s
 		return err
 	}
 	host := quietNamespace + fmt.Sprintf(`
+echo 0 >/proc/sys/net/ipv6/conf/lo/disable_ipv6
 echo 0 >/proc/sys/net/ipv6/conf/host0/disable_ipv6
 ip link set host0 up
 ip addr add %[1]s/128 dev host0 nodad

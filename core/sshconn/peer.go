@@ -3,6 +3,7 @@ package sshconn
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -109,9 +110,21 @@ func (p *Peer) Confirm(ctx context.Context, by string) error {
 }
 
 // Names are what a host may be called in HOP=SHA256:…: as the person wrote it,
-// by its host key's name, by its address.
+// by its host key's name, by its address; and as a jump is written, with
+// brackets, port and user.
 func Names(c *sshconfig.Config) []string {
-	return slices.Compact([]string{c.Alias, c.HostKeyName(), c.HostName})
+	names := []string{c.Alias, c.HostKeyName(), c.HostName}
+	port := strconv.Itoa(c.Port)
+	for _, host := range []string{c.Alias, c.HostName} {
+		names = append(names, "["+host+"]", "["+host+"]:"+port)
+		if !strings.Contains(host, ":") {
+			names = append(names, host+":"+port)
+		}
+	}
+	for _, n := range names {
+		names = append(names, c.User+"@"+n)
+	}
+	return names
 }
 
 // viaCommand marks, in a chain, that a program is the way: what it leads through
