@@ -83,3 +83,6 @@ echo "== the agent at rest"
 contrib/bench/agentd/run
 echo "== a check against a no-op handler; 100,000 machines"
 go run ./contrib/planebench
+
+echo "== a whole fleet of 10,000 rotates"
+go run ./contrib/swarm/cmd/rotatebench

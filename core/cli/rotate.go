@@ -18,9 +18,10 @@ import (
 // rotateWait is how long --wait waits where --timeout does not say.
 const rotateWait = 5 * time.Minute
 
-// askAtOnce bounds the requests under way. Waiting costs the plane nothing
+// askAtOnce bounds the requests under way: the plane makes those that come
+// together durable together. Waiting costs the plane nothing
 // more for a thousand machines than for one, so all wait at once.
-const askAtOnce = 16
+const askAtOnce = 128
 
 func rotateCommand() *command.Command {
 	spec := fanout.Spec{Does: "rotate its credential", Several: true, Cheap: true}

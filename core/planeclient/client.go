@@ -79,7 +79,7 @@ func New(o Options) (*Client, error) {
 			TLSHandshakeTimeout:    connectFor,
 			ResponseHeaderTimeout:  headerFor,
 			IdleConnTimeout:        90 * time.Second,
-			MaxIdleConnsPerHost:    4,
+			MaxIdleConnsPerHost:    128, // as many as a command on many machines works with
 			MaxResponseHeaderBytes: 64 << 10,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
