@@ -259,6 +259,7 @@ type box struct {
 	installation secret.Text
 	instance     string
 	seq          uint64
+	mark         string // of the last answer
 	http         *http.Client
 }
 
@@ -294,7 +295,7 @@ func (b *box) post(path string, s secret.Text, body string) (int, []byte, error)
 	}
 	req.Header.Set("Authorization", "Bearer "+b.id+"."+s.Reveal())
 	b.seq++
-	req.Header.Set(wire.HeaderCheck, wire.CheckMark{Instance: b.instance, Seq: b.seq, Clock: time.Now()}.String())
+	req.Header.Set(wire.HeaderCheck, wire.CheckMark{Instance: b.instance, Seq: b.seq, Mark: b.mark, Clock: time.Now()}.String())
 	resp, err := b.http.Do(req)
 	if err != nil {
 		return 0, nil, err
@@ -317,6 +318,7 @@ func (b *box) check(body string) (int, wire.CheckAnswer, wire.Error) {
 	var e wire.Error
 	if status == http.StatusOK {
 		err = json.Unmarshal(out, &a)
+		b.mark = a.Mark
 	} else {
 		err = json.Unmarshal(out, &e)
 	}

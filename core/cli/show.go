@@ -94,7 +94,8 @@ func describe(w io.Writer, m wire.Machine) error {
 		row("agent", "%s", words)
 	}
 	if m.CloneSuspected {
-		row("clone", "two machines present this identity")
+		row("clone", "two machines present this identity, as after a copied disk: fleet rotate leaves it to the one that")
+		fmt.Fprintf(&b, "%-12s %s\n", "", "checks first, and the other is refused and installed again; fleet delete refuses both")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

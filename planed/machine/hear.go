@@ -24,7 +24,10 @@ type Check struct {
 	Presented secret.Digest
 	Mark      wire.CheckMark
 	Digest    [16]byte // of the body's bytes
+	Given     [16]byte // the mark that the answer carries
 	At        time.Time
+	// Two says that the marks are those of two machines. The store finds out.
+	Two bool
 }
 
 // Heard is what a check did.
@@ -49,6 +52,10 @@ func (r *Row) Hear(c Check, body *wire.CheckBody) Heard {
 	h := Heard{Standing: standing, Events: events, Changed: changed}
 	if standing != identity.Current && standing != identity.Next {
 		return h
+	}
+	if c.Two && !r.CloneSuspected {
+		r.CloneSuspected, h.Changed = true, true
+		h.Events = append(h.Events, r.event(c.At, r.actor(), "machine.clone_suspected", nil))
 	}
 	if c.Mark.Instance == r.Told.Instance && c.Mark.Seq < r.Told.Seq {
 		h.Stale = true

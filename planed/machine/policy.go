@@ -102,7 +102,8 @@ func (r *Row) View(p Policy, e Epoch, now time.Time) wire.Machine {
 	m.Presence, absentSince = p.Presence(r.LastCheck, now, e)
 	m.Lifecycle = r.lifecycle(absentSince)
 	m.Readiness = r.readiness()
-	m.Accepting = m.Presence == wire.Present && m.Lifecycle.State == wire.LifecycleRunning && m.Readiness.State == wire.Ready
+	m.CloneSuspected = r.CloneSuspected
+	m.Accepting = !r.CloneSuspected && m.Presence == wire.Present && m.Lifecycle.State == wire.LifecycleRunning && m.Readiness.State == wire.Ready
 	return m
 }
 

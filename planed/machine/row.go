@@ -50,7 +50,10 @@ type Row struct {
 	Asked        Asked
 	LastCheck    time.Time // zero: never. Coalesced: a crash may lose the latest
 	BehindAt     time.Time // when a superseded secret was presented last. Memory's alone: a restart forgets it
-	Deleted      *Deleted
+	// CloneSuspected says that two machines present this identity. It stands
+	// until one of them alone can: a new generation, or another admission.
+	CloneSuspected bool
+	Deleted        *Deleted
 }
 
 // Told is what the machine said of itself last.
@@ -149,7 +152,7 @@ func (r *Row) Admit(a Admission, now time.Time) (identity.Admission, []audit.Eve
 		r.Credential = before
 		return 0, nil, err
 	}
-	r.IssuedAt, r.StagedAt = now, time.Time{}
+	r.IssuedAt, r.StagedAt, r.CloneSuspected = now, time.Time{}, false
 	r.adorn(a)
 	return outcome, r.events(now, a.By.Actor, "machine.readmit", map[string]string{"owner": r.Owner, "name": r.Name}), nil
 }
@@ -286,7 +289,7 @@ func (r *Row) Delete(by By, now time.Time) ([]audit.Event, error) {
 	r.Credential.Delete()
 	r.Deleted = &Deleted{At: now, By: by.Actor}
 	r.Installation = secret.Digest{}
-	r.Labels, r.Told, r.Asked, r.StagedAt = nil, Told{}, Asked{}, time.Time{}
+	r.Labels, r.Told, r.Asked, r.StagedAt, r.CloneSuspected = nil, Told{}, Asked{}, time.Time{}, false
 	return r.events(now, by.Actor, "machine.delete", map[string]string{"name": r.Name, "owner": r.Owner}), nil
 }
 
@@ -323,7 +326,7 @@ func (r *Row) use(presented secret.Digest, now time.Time) (identity.Standing, []
 	if s != identity.Next {
 		return s, nil, changed
 	}
-	r.IssuedAt, r.StagedAt = now, time.Time{}
+	r.IssuedAt, r.StagedAt, r.CloneSuspected = now, time.Time{}, false
 	return s, r.events(now, r.actor(), "credential.promote", map[string]string{"generation": itoa(r.Credential.Generation)}), true
 }
 

@@ -41,9 +41,22 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	case out.Standing != identity.Current && out.Standing != identity.Next:
 		sh.mu.Unlock()
 		return out, nil
-	case out.Standing == identity.Current && counted && c.Mark.Seq < h.seq:
-		sh.mu.Unlock()
-		return out, nil
+	}
+	two := h.lines.Heard(c.Mark.Instance, c.Mark.Mark, c.Given[:]) && !h.two
+	if out.Standing == identity.Current && counted && c.Mark.Seq < h.seq {
+		// One is a check that arrived late. Two that follow each other are a
+		// machine that was taken back to an earlier state, memory and all.
+		if c.Mark.Seq <= h.stale || h.stale == 0 {
+			h.stale = c.Mark.Seq
+			sh.mu.Unlock()
+			return out, nil
+		}
+		h.seq = c.Mark.Seq
+	}
+	h.stale = 0
+	switch {
+	case two:
+		c.Two = true
 	case out.Standing == identity.Current && counted && h.body == c.Digest:
 		h.seq = c.Mark.Seq
 		sh.mu.Unlock()
@@ -96,14 +109,14 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	return did, nil
 }
 
-// catchUp gives the row the sequence number that plain checks raised in memory.
+// catchUp gives the row the sequence number that plain checks left in memory.
 func (s *Store) catchUp(r *machine.Row) {
 	k, _ := keyOf(r.ID)
 	instance := padded(r.Told.Instance)
 	sh := s.shard(k)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if h := sh.find(k); h != nil && h.instance == instance && h.seq > r.Told.Seq {
+	if h := sh.find(k); h != nil && h.instance == instance {
 		r.Told.Seq = h.seq
 	}
 }

@@ -36,6 +36,7 @@ type record struct {
 	Told         told              `json:"told,omitzero"`
 	Logs         time.Time         `json:"logs,omitzero"`
 	Rotate       time.Time         `json:"rotate,omitzero"`
+	Clone        bool              `json:"clone_suspected,omitempty"`
 	DeletedAt    time.Time         `json:"deleted_at,omitzero"`
 	DeletedBy    string            `json:"deleted_by,omitempty"`
 }
@@ -93,7 +94,7 @@ func encode(r *machine.Row, index uint32) []byte {
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt.UTC(),
 		},
-		Logs: r.Asked.Logs, Rotate: r.Asked.Rotate,
+		Logs: r.Asked.Logs, Rotate: r.Asked.Rotate, Clone: r.CloneSuspected,
 	}
 	if t.Digest != [16]byte{} {
 		rec.Told.Body = t.Digest[:]
@@ -131,7 +132,7 @@ func decode(id string, b []byte) (*machine.Row, uint32, error) {
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt,
 		},
-		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate},
+		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate}, CloneSuspected: rec.Clone,
 	}
 	// A version before this one did not say since when; it was after that.
 	if r.StagedAt.IsZero() && !r.Credential.Next.IsZero() && rec.DeletedAt.IsZero() {
