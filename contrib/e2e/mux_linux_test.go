@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -351,5 +352,54 @@ func TestConnectionsThatBreak(t *testing.T) { // R32, R34
 		t.Errorf("%+v", c)
 	}
 	proxy.Refuse(false)
+	w.must("fleet", "exec", "box", "--", "true")
+}
+
+// TestNATThatForgets drops a connection's packets under a running command, as a
+// flushed conntrack table does, with nothing but the defaults to notice it by:
+// the command goes on over a new connection and loses no byte.
+func TestNATThatForgets(t *testing.T) { // R32, R34
+	t.Parallel()
+	w := newWorld(t)
+	h := w.host(lab.HostSpec{})
+	proxy, err := wan.Listen(t.Context(), w.lab.PlaneAddr()+":0", net.JoinHostPort(h.Addr(), "22"), wan.Profile{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proxy.Close() })
+	_, port, _ := net.SplitHostPort(proxy.Addr())
+	w.must("fleet", "install", "dana@"+w.lab.PlaneAddr(), "-p", port, "-i", w.lab.KeyPath(), "--name", "box", "--fingerprint", w.fingerprint(h))
+	w.shared()
+
+	var out, errOut lockedBuffer
+	c := w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c", "echo one; read line; echo two; sleep 1; echo three")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stdout, c.Stderr = &out, &errOut
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := func(b *lockedBuffer, what string) func() error {
+		return func() error {
+			if !strings.Contains(b.String(), what) {
+				return fmt.Errorf("stdout %q, stderr %q", out.String(), errOut.String())
+			}
+			return nil
+		}
+	}
+	w.poll("output", said(&out, "one\n"))
+	proxy.Forget()
+	begin := time.Now()
+	if _, err := io.WriteString(in, "go\n"); err != nil { // lost on the way, and sent again
+		t.Fatal(err)
+	}
+	w.poll("a word about the loss", said(&errOut, "connection lost"))
+	t.Logf("noticed after %v", time.Since(begin))
+	in.Close()
+	if err := c.Wait(); err != nil || out.String() != "one\ntwo\nthree\n" {
+		t.Errorf("%v: %q, %s", err, out.String(), errOut.String())
+	}
 	w.must("fleet", "exec", "box", "--", "true")
 }

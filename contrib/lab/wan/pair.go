@@ -21,8 +21,9 @@ type pair struct {
 	proxy          *Proxy
 	client, server *net.TCPConn
 	limits         [2]int64
-	once           sync.Once
+	once, forget   sync.Once
 	done           chan struct{} // closed when the pair was reset or closed
+	forgotten      chan struct{} // closed when no byte passes any more
 
 	mu      sync.Mutex
 	request requestFinder
@@ -184,12 +185,19 @@ func (c *pair) until(at time.Time) bool {
 
 func (c *pair) flowing() bool {
 	for {
+		select {
+		case <-c.forgotten:
+			<-c.done
+			return false
+		default:
+		}
 		c.proxy.mu.Lock()
 		flow := c.proxy.flow
 		c.proxy.mu.Unlock()
 		select {
 		case <-flow:
 			return true
+		case <-c.forgotten:
 		case <-c.done:
 			return false
 		}

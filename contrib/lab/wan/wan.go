@@ -148,6 +148,16 @@ func (x *Proxy) Reset() {
 	}
 }
 
+// Forget is a NAT that lost its table: the connections that are open now carry nothing more, and nobody is told. New
+// ones are not affected.
+func (x *Proxy) Forget() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for c := range x.conns {
+		c.forget.Do(func() { close(c.forgotten) })
+	}
+}
+
 // Open is the number of open connections.
 func (x *Proxy) Open() int {
 	x.mu.Lock()
@@ -223,7 +233,7 @@ func (x *Proxy) accept() {
 func (x *Proxy) serve(client *net.TCPConn) {
 	x.mu.Lock()
 	p, refuse := x.profile, x.refuse
-	c := &pair{proxy: x, client: client, limits: x.resets, done: make(chan struct{})}
+	c := &pair{proxy: x, client: client, limits: x.resets, done: make(chan struct{}), forgotten: make(chan struct{})}
 	x.mu.Unlock()
 	if refuse {
 		c.reset()
