@@ -219,7 +219,7 @@ func (p *Process) startProblem(ctx context.Context, err error, allowed time.Dura
 	case ctx.Err() != nil, strings.Contains(text, "timeout while waiting for plugin"):
 		return problem(CodeSlow, "did not answer within %s of its start; %s", allowed, lastWords(p.tail.String())).WithHint("%s", upgrade)
 	}
-	p.awaitEnd(drainTime)
+	p.awaitEnd()
 	if how := p.proc.ended(); how != "" {
 		return problem(CodeCrashed, "ended before it served anything (%s); %s", how, lastWords(p.tail.String())).WithHint("%s", upgrade)
 	}
@@ -227,12 +227,15 @@ func (p *Process) startProblem(ctx context.Context, err error, allowed time.Dura
 }
 
 // awaitEnd waits a moment for the process's own end, so that the error can say how.
-func (p *Process) awaitEnd(d time.Duration) {
-	t := time.NewTimer(d)
+func (p *Process) awaitEnd() {
+	t := time.NewTimer(endTime)
 	defer t.Stop()
-	select {
-	case <-p.proc.exited:
-	case <-t.C:
+	for _, c := range []<-chan struct{}{p.proc.exited, p.proc.silent} {
+		select {
+		case <-c:
+		case <-t.C:
+			return
+		}
 	}
 }
 
@@ -296,7 +299,7 @@ func (p *Process) call(ctx context.Context, what string, f func(context.Context)
 	}
 	// An error of the connection comes a moment before the process is reaped.
 	if sdk.ConnectionLost(err) {
-		p.awaitEnd(drainTime)
+		p.awaitEnd()
 	}
 	version := p.found.Entry.Description.Version
 	if how := p.proc.ended(); how != "" {

@@ -37,13 +37,20 @@ type process struct {
 	killed bool // Kill came, perhaps before the start was through
 
 	wrote atomic.Int64 // bytes read from standard output
+
+	silent   chan struct{} // closed once standard error was read to its end
+	silenced sync.Once
 }
 
 // drainTime is how long what a dead plugin wrote may take to be read.
 const drainTime = 250 * time.Millisecond
 
+// endTime is how long a plugin whose connection is lost may take to end, and
+// its last words to be read.
+const endTime = 2 * time.Second
+
 func newProcess(name string, cmd *exec.Cmd) (*process, error) {
-	p := &process{cmd: cmd, name: name, exited: make(chan struct{})}
+	p := &process{cmd: cmd, name: name, exited: make(chan struct{}), silent: make(chan struct{})}
 	var err error
 	pipe := func() (r, w *os.File) {
 		if err == nil {
@@ -159,9 +166,19 @@ func (p *process) started() bool {
 	return p.pid != 0
 }
 
-func (p *process) Stdout() io.ReadCloser { return quiet{p.stdout, &p.wrote} }
-func (p *process) Stderr() io.ReadCloser { return quiet{p.stderr, new(atomic.Int64)} }
-func (p *process) Name() string          { return p.name }
+func (p *process) Stdout() io.ReadCloser {
+	return quiet{p.stdout, func(n int, _ error) { p.wrote.Add(int64(n)) }}
+}
+
+func (p *process) Stderr() io.ReadCloser {
+	return quiet{p.stderr, func(_ int, err error) {
+		if err != nil {
+			p.silenced.Do(func() { close(p.silent) })
+		}
+	}}
+}
+
+func (p *process) Name() string { return p.name }
 
 func (p *process) ID() string {
 	p.mu.Lock()
@@ -204,16 +221,16 @@ func (p *process) ended() string {
 
 // quiet turns the closing of our own end into an ordinary end of file.
 type quiet struct {
-	f *os.File
-	n *atomic.Int64
+	f    *os.File
+	read func(n int, err error) // told of every Read
 }
 
 func (q quiet) Read(b []byte) (int, error) {
 	n, err := q.f.Read(b)
-	q.n.Add(int64(n))
 	if errors.Is(err, os.ErrClosed) {
 		err = io.EOF
 	}
+	q.read(n, err)
 	return n, err
 }
 
