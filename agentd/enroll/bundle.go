@@ -43,13 +43,13 @@ func OpenBundle(dir string, signers artifact.Signers) (*Bundle, error) {
 	}
 	b := &Bundle{Dir: dir}
 	var err error
-	if b.bytes, err = read(filepath.Join(dir, artifact.ManifestFile), maxManifest); errors.Is(err, fs.ErrNotExist) {
+	if b.bytes, err = artifact.ReadFile(filepath.Join(dir, artifact.ManifestFile), maxManifest); errors.Is(err, fs.ErrNotExist) {
 		return nil, refuse("it has no %s", artifact.ManifestFile).(*fault.Error).
 			WithHint("unpack fleet-agent-%s-%s.tar.gz and put its .json and .json.sig there as %s and %s", runtime.GOOS, runtime.GOARCH, artifact.ManifestFile, artifact.SignatureFile)
 	} else if err != nil {
 		return nil, fmt.Errorf("cannot read the bundle: %w", err)
 	}
-	if b.signature, err = read(filepath.Join(dir, artifact.SignatureFile), maxSig); errors.Is(err, fs.ErrNotExist) {
+	if b.signature, err = artifact.ReadFile(filepath.Join(dir, artifact.SignatureFile), maxSig); errors.Is(err, fs.ErrNotExist) {
 		return nil, refuse("it is not signed: there is no %s", artifact.SignatureFile)
 	} else if err != nil {
 		return nil, fmt.Errorf("cannot read the bundle: %w", err)
@@ -65,19 +65,6 @@ func OpenBundle(dir string, signers artifact.Signers) (*Bundle, error) {
 	}
 	b.ID = artifact.ID(b.bytes)
 	return b, nil
-}
-
-func read(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
-		err = fmt.Errorf("%s is longer than %d bytes", path, limit)
-	}
-	return b, err
 }
 
 // Place copies the bundle into the data directory's version directory and has
@@ -124,7 +111,7 @@ func (b *Bundle) intact(dir string) error {
 			return err
 		}
 	}
-	have, err := read(filepath.Join(dir, artifact.ManifestFile), maxManifest)
+	have, err := artifact.ReadFile(filepath.Join(dir, artifact.ManifestFile), maxManifest)
 	if err == nil && artifact.ID(have) != b.ID {
 		err = errors.New("its manifest is another")
 	}

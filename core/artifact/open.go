@@ -47,14 +47,14 @@ func Find(dirs []string, goos, goarch string, signers Signers) (*Artifact, error
 // Open reads a manifest and verifies its signature and that the archive beside
 // it is the one it names.
 func Open(manifest string, signers Signers) (*Artifact, error) {
-	b, err := readLimited(manifest, maxManifest)
+	b, err := ReadFile(manifest, maxManifest)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open artifact: %w", err)
 	}
 	refuse := func(format string, args ...any) error {
 		return fault.New(fault.Refused, "artifact_refused", "artifact refused: %s: "+format, append([]any{manifest}, args...)...)
 	}
-	sig, err := readLimited(manifest+".sig", maxSignature)
+	sig, err := ReadFile(manifest+".sig", maxSignature)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, refuse("it is not signed")
 	}
@@ -89,7 +89,8 @@ func Open(manifest string, signers Signers) (*Artifact, error) {
 	return a, nil
 }
 
-func readLimited(path string, limit int64) ([]byte, error) {
+// ReadFile reads a file of at most limit bytes.
+func ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

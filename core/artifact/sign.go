@@ -87,7 +87,7 @@ func (s Signers) Add(k ssh.PublicKey) Signers {
 
 // LoadSigners reads a signers file. A missing one has no signers.
 func LoadSigners(path string) (Signers, error) {
-	b, err := readLimited(path, maxManifest)
+	b, err := ReadFile(path, maxManifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -123,6 +123,11 @@ func personGrid(list []wire.Person, now time.Time) *grid {
 }
 
 func personShow(ctx context.Context, c *command.Call) error {
+	return onPerson(ctx, c, func(v wire.Person) error { return describePerson(c.Stdout, v) })
+}
+
+// onPerson shows the named person: as their document, or to people.
+func onPerson(ctx context.Context, c *command.Call, show func(wire.Person) error) error {
 	name, err := personNamed(c)
 	if err != nil {
 		return err
@@ -135,7 +140,7 @@ func personShow(ctx context.Context, c *command.Call) error {
 		if c.WantsJSON() {
 			return c.Print(v)
 		}
-		return describePerson(c.Stdout, v)
+		return show(v)
 	})
 }
 
@@ -247,20 +252,7 @@ func personKeyAdd(ctx context.Context, c *command.Call) error {
 }
 
 func personKeyList(ctx context.Context, c *command.Call) error {
-	name, err := personNamed(c)
-	if err != nil {
-		return err
-	}
-	return onPlane(c, func(p *planeclient.Client) error {
-		v, err := p.Person(ctx, name)
-		if err != nil {
-			return err
-		}
-		if c.WantsJSON() {
-			return c.Print(v)
-		}
-		return keyGrid(v.Keys, time.Now()).write(screenOf(c))
-	})
+	return onPerson(ctx, c, func(v wire.Person) error { return keyGrid(v.Keys, time.Now()).write(screenOf(c)) })
 }
 
 func keyGrid(list []wire.PersonKey, now time.Time) *grid {
