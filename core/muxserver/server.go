@@ -154,8 +154,25 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	for _, w := range ways {
 		w.drop("")
 	}
-	s.wg.Wait()
+	s.end()
 	return err
+}
+
+// endWait bounds how long connections may take to close: one to a host that has
+// gone would keep a server that was told to end.
+const endWait = 10 * time.Second
+
+// end waits for what still runs; the process that ends next takes the rest along.
+func (s *Server) end() {
+	over := make(chan struct{})
+	go func() { // ends with the process at the latest
+		s.wg.Wait()
+		close(over)
+	}()
+	select {
+	case <-over:
+	case <-time.After(endWait):
+	}
 }
 
 // pause waits a moment, or less when ctx ends.
