@@ -1,12 +1,13 @@
 package api
 
 import (
-	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -121,8 +122,8 @@ func (s *Server) streamSession(w http.ResponseWriter, r *http.Request) {
 }
 
 // stream turns the connection into the session's stream, which begins with what
-// the request brought of it. From then on agentd only moves bytes between the
-// client and the shim.
+// the request brought of it. Once the shim has answered, agentd only moves bytes
+// between the client and it.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string, first []byte) {
 	shim, err := s.Sessions.Stream(r.Context(), id)
 	if err != nil {
@@ -141,51 +142,96 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string, first
 	nc.SetDeadline(time.Now().Add(headerTimeout))
 	io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+wire.UpgradeSession+
 		"\r\n"+wire.HeaderSession+": "+id+"\r\n"+wire.HeaderFirst+": "+strconv.Itoa(len(first))+"\r\n\r\n")
-	if rw.Flush() != nil {
+	err = rw.Flush()
+	ahead := bytes.NewReader(first)
+	in := io.MultiReader(ahead, rw.Reader)
+	var opening []byte
+	if err == nil {
+		var t frame.Type
+		var p []byte
+		if t, p, err = frame.NewReader(in).Next(); err == nil {
+			opening = frame.Append(nil, t, p)
+		}
+	}
+	if err != nil {
 		if shim != nil {
 			shim.Close()
 		}
 		return
 	}
 	nc.SetDeadline(time.Time{})
-	if shim == nil {
-		if err := s.Sessions.Replay(nc, frame.NewReader(io.MultiReader(bytes.NewReader(first), rw.Reader)), id); err != nil {
-			s.Logger.Debug("replay ended", "session", id, "error", err)
-		}
-		return
+	shim, answer, err := s.open(r.Context(), id, shim, opening)
+	switch {
+	case err == nil && shim != nil:
+		rest, _ := io.ReadAll(ahead)
+		buffered, _ := rw.Reader.Peek(rw.Reader.Buffered())
+		splice(nc, append(rest, buffered...), shim, answer)
+	case err == nil:
+		err = s.Sessions.Replay(nc, frame.NewReader(io.MultiReader(bytes.NewReader(opening), in)), id)
 	}
-	if len(first) > 0 {
-		if _, err := shim.Write(first); err != nil {
-			shim.Close()
-			return
-		}
+	if err != nil {
+		s.Logger.Debug("stream ended", "session", id, "error", err)
 	}
-	splice(nc, rw.Reader, shim)
 }
 
-// splice moves bytes until either side ends. When the client ends, or the shim
-// takes nothing more, the shim is told so and ends the stream itself: a shim
-// that has sent its last frame and left takes no acknowledgement any more, and
-// that frame is still to be passed on.
-func splice(client net.Conn, buffered *bufio.Reader, shim net.Conn) {
-	up := make(chan struct{})
+// open sends a client's first frame and returns the shim with the beginning of
+// its answer. A shim that hangs up instead was just letting go of the session:
+// it is looked for again, until it is gone and there is none.
+func (s *Server) open(ctx context.Context, id string, shim net.Conn, opening []byte) (net.Conn, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, headerTimeout)
+	defer cancel()
+	deadline, _ := ctx.Deadline()
+	answer := make([]byte, 4<<10)
+	for gap := time.Millisecond; shim != nil; gap = min(2*gap, 200*time.Millisecond) {
+		shim.SetDeadline(deadline)
+		_, err := shim.Write(opening)
+		n := 0
+		if err == nil {
+			n, err = shim.Read(answer)
+		}
+		if n > 0 {
+			shim.SetDeadline(time.Time{})
+			return shim, answer[:n], nil
+		}
+		shim.Close()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, err
+		case <-time.After(gap):
+		}
+		if shim, err = s.Sessions.Stream(ctx, id); err != nil {
+			return nil, nil, err
+		}
+	}
+	return nil, nil, nil
+}
+
+// splice moves bytes until either side ends, first what has come of them
+// already. When the client ends, or the shim takes nothing more, the shim is
+// told so and ends the stream itself: a shim that has sent its last frame and
+// left takes no acknowledgement any more, and that frame is still to be passed
+// on.
+func splice(client net.Conn, up []byte, shim net.Conn, down []byte) {
+	sent := make(chan struct{})
 	go func() {
-		defer close(up)
+		defer close(sent)
 		defer endOfInput(shim)
-		// What came with the request is in the buffer; the rest is moved
-		// without one, by the kernel where it can.
-		if n := buffered.Buffered(); n > 0 {
-			head, _ := buffered.Peek(n)
-			if _, err := shim.Write(head); err != nil {
+		if len(up) > 0 {
+			if _, err := shim.Write(up); err != nil {
 				return
 			}
 		}
 		io.Copy(shim, plain(client))
 	}()
-	io.Copy(plain(client), shim)
+	if _, err := client.Write(down); err == nil {
+		io.Copy(plain(client), shim)
+	}
 	client.Close()
 	shim.Close()
-	<-up
+	<-sent
 }
 
 // endOfInput tells the shim that the client sends nothing more, by which it

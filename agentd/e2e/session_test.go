@@ -341,6 +341,28 @@ func TestTheEndOfASessionIsNoLostConnection(t *testing.T) {
 	}
 }
 
+// A session may be over before its client has attached. Whether the shim still
+// listens, is letting go, or is with another session already, the client is
+// told the end without a word of a lost connection.
+func TestAClientMayComeWhenTheSessionEnds(t *testing.T) { // R34
+	m, _, _ := installed(t)
+	m.start()
+	c := m.client()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 40 {
+				_, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: []string{"there is no such program"}},
+					agentclient.Attachment{Notice: func(n string) { t.Error(n) }})
+				if err != nil || exit.Code != 127 {
+					t.Error(exit, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 type counting int64
 
 func (c *counting) Write(p []byte) (int, error) {

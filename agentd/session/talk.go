@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"path/filepath"
@@ -16,25 +17,36 @@ import (
 )
 
 // dial connects to a session's shim and says Hello. A shim whose socket was
-// removed under it is asked to make it again.
+// removed under it is asked to make it again; one that is just about to let its
+// lock go is waited for, so that the caller finds it alive or gone.
 func (m *Manager) dial(ctx context.Context, r *record) (net.Conn, error) {
-	d := net.Dialer{Timeout: askTimeout}
-	nc, err := d.DialContext(ctx, "unix", r.Socket)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	dir := filepath.Join(m.Dir, r.ID)
-	if errors.Is(err, fs.ErrNotExist) && shim.Look(dir) == shim.Alive {
-		if pid, perr := shim.PID(dir); perr == nil && pid > 1 && shim.Look(dir) == shim.Alive {
-			syscall.Kill(pid, syscall.SIGHUP) // the lock's holder, so no other process
+	asked := false
+	for gap := time.Millisecond; ; gap = min(2*gap, 20*time.Millisecond) {
+		nc, err := hello(ctx, r)
+		absent := errors.Is(err, fs.ErrNotExist)
+		if err == nil || !absent && !errors.Is(err, syscall.ECONNREFUSED) && !hungUp(err) || shim.Look(dir) != shim.Alive {
+			return nc, err
 		}
-		wait, cancel := context.WithTimeout(ctx, askTimeout)
-		defer cancel()
-		for errors.Is(err, fs.ErrNotExist) && wait.Err() == nil {
-			select {
-			case <-wait.Done():
-			case <-time.After(20 * time.Millisecond):
+		if absent && !asked {
+			asked = true
+			if pid, err := shim.PID(dir); err == nil && pid > 1 && shim.Look(dir) == shim.Alive {
+				syscall.Kill(pid, syscall.SIGHUP) // the lock's holder, so no other process
 			}
-			nc, err = d.DialContext(ctx, "unix", r.Socket)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(gap):
 		}
 	}
+}
+
+func hello(ctx context.Context, r *record) (net.Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", r.Socket)
 	if err != nil {
 		return nil, err
 	}
@@ -47,8 +59,22 @@ func (m *Manager) dial(ctx context.Context, r *record) (net.Conn, error) {
 	return nc, nil
 }
 
-// ask sends one request to a shim and returns its answer.
+// hungUp reports whether a shim ended a connection without a word.
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// ask sends one request to a shim and returns its answer. A shim that hung up on
+// it was letting go, which the second try waits for.
 func (m *Manager) ask(ctx context.Context, r *record, t frame.Type, payload []byte) (frame.Type, []byte, error) {
+	got, p, err := m.askOnce(ctx, r, t, payload)
+	if hungUp(err) {
+		return m.askOnce(ctx, r, t, payload)
+	}
+	return got, p, err
+}
+
+func (m *Manager) askOnce(ctx context.Context, r *record, t frame.Type, payload []byte) (frame.Type, []byte, error) {
 	nc, err := m.dial(ctx, r)
 	if err != nil {
 		return 0, nil, err

@@ -54,9 +54,10 @@ type shim struct {
 
 	again, others <-chan os.Signal // see heed
 
-	sock   sync.Mutex // guards listening again
-	listen net.Listener
-	wg     sync.WaitGroup
+	listen   net.Listener
+	at       os.FileInfo   // what stood at the socket's path when listen was made
+	accepted chan struct{} // closed when listen brings no more connections
+	wg       sync.WaitGroup
 }
 
 // A shim hosts sessions one after the other, at most maxSessions of them, and
@@ -159,24 +160,36 @@ func redirectErrors(name string) error {
 // bind listens on the socket, replacing what stands there: the lock says that
 // nobody else may.
 func (s *shim) bind() error {
-	s.sock.Lock()
-	defer s.sock.Unlock()
 	os.Remove(s.cfg.Socket)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.cfg.Socket, Net: "unix"})
 	if err != nil {
 		return err
 	}
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(s.cfg.Socket, 0o600); err != nil {
+	at, err := os.Lstat(s.cfg.Socket)
+	if err == nil {
+		err = os.Chmod(s.cfg.Socket, 0o600)
+	}
+	if err != nil {
 		l.Close()
 		return err
 	}
 	if s.listen != nil {
 		s.listen.Close()
 	}
-	s.listen = l
-	s.wg.Go(func() { s.accept(l) })
+	accepted := make(chan struct{})
+	s.listen, s.at, s.accepted = l, at, accepted
+	s.wg.Go(func() {
+		defer close(accepted)
+		s.accept(l)
+	})
 	return nil
+}
+
+// there reports whether what stands at the socket's path is what s listens on.
+func (s *shim) there() bool {
+	now, err := os.Lstat(s.cfg.Socket)
+	return err == nil && os.SameFile(s.at, now)
 }
 
 func (s *shim) accept(l net.Listener) {
@@ -221,16 +234,20 @@ func (s *shim) run() {
 	}
 	for running := true; running; {
 		select {
-		case <-s.again:
-			s.bind()
+		case <-s.again: // perhaps meant for the session before this one
+			if !s.there() {
+				s.bind()
+			}
 		case <-s.others:
 		case <-ended:
 			running = false
 		}
 	}
 	s.drain()
-	s.listen.Close()
 	os.Remove(s.cfg.Socket)
+	s.listen.Close()
+	<-s.accepted
+	s.drain() // who came meanwhile
 	s.mu.Lock()
 	for c := range s.conns {
 		c.nc.Close()

@@ -160,7 +160,9 @@ func TestTornCredentialAndInstall(t *testing.T) { // R6, R21
 			}
 			return nil
 		})
-		w.sh(h, way, tear[way]+"; systemctl --user restart fleet-agent")
+		// Torn while it runs, the file could be written anew: the plane knows of a
+		// promotion before the agent has noted it.
+		w.sh(h, way, "systemctl --user stop fleet-agent; "+tear[way]+"; systemctl --user start fleet-agent")
 		w.poll("the agent says so and stays", func() error {
 			out := w.sh(h, way, "~/.local/share/fleet-agent/*/current/agentd status --json || true")
 			if !strings.Contains(out, "credential_damaged") || !strings.Contains(out, `"running"`) {
