@@ -3,7 +3,6 @@ package sshconn
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,81 +14,112 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// What a server lets be under way in one channel is 2 MiB (OpenSSH's
-// CHAN_SES_WINDOW_DEFAULT), so that one channel carries 20 MB/s over 100 ms. A
-// large file goes over several channels there, each with a part of it.
+// An upload is as fast as what is under way at a time lets it be. A server lets
+// 2 MiB be under way in one channel (OpenSSH's CHAN_SES_WINDOW_DEFAULT), so
+// that one carries 20 MB/s over 100 ms: a large file goes over several there,
+// each with a part of it. Nor is more better: what OpenSSH's server has not
+// handed on yet it moves about in memory with each packet, and with 2 MiB of it
+// takes five times as long as with a quarter.
+type width struct {
+	lanes int // channels, each with a process on the host
+	depth int // packets of 32 KiB under way in each
+}
+
+var (
+	near = width{1, 16}
+	away = width{4, 16}
+	far  = width{8, 32}
+)
+
 const (
-	maxLanes = 4
-	// farAway is the round trip from which on lanes are worth their processes on
-	// the host.
-	farAway = 10 * time.Millisecond
+	awayFrom = 10 * time.Millisecond // the round trip
+	farFrom  = 40 * time.Millisecond
 	// laneSize is the least that is worth a lane, in bytes.
 	laneSize = 1 << 20
 )
 
-// lanes is over how many channels size bytes are best sent.
-func (c *Conn) lanes(r io.Reader, size int64) int {
-	if _, ok := r.(io.ReaderAt); !ok || c.rtt < farAway {
-		return 1
+// width is how size bytes are best sent.
+func (c *Conn) width(r io.Reader, size int64) width {
+	w := near
+	if _, ok := r.(io.ReaderAt); ok && c.rtt >= farFrom {
+		w = far
+	} else if ok && c.rtt >= awayFrom {
+		w = away
 	}
-	return max(1, min(maxLanes, int(size/laneSize)))
+	w.lanes = max(1, min(w.lanes, int(size/laneSize)))
+	return w
 }
 
-// uploadWide sends a file over several channels, all opened at once. The first
-// makes the file and the others write into what it made. Channels that the
-// server does not allow are done without.
-func (c *Conn) uploadWide(ctx context.Context, want int, path string, r io.ReaderAt, size int64, progress func(int64)) error {
-	clients, errs := make([]*sftp.Client, want), make([]error, want)
-	var opening sync.WaitGroup
-	for i := range want {
-		opening.Go(func() { clients[i], errs[i] = c.sftp(ctx) })
-	}
-	opening.Wait()
-	clients = slices.DeleteFunc(clients, func(cl *sftp.Client) bool { return cl == nil })
+// uploadWide sends a file over several channels at once, each of which writes
+// its part into the file that whoever comes first makes. The part of a channel
+// that the server does not allow is sent over one that it does.
+func (c *Conn) uploadWide(ctx context.Context, w width, path string, r io.ReaderAt, size int64, progress func(int64)) error {
+	tell := shared(progress)
+	part := (size + int64(w.lanes) - 1) / int64(w.lanes)
+	clients, refused := make([]*sftp.Client, w.lanes), make([]error, w.lanes)
 	defer func() {
 		for _, cl := range clients {
-			cl.Close()
+			if cl != nil {
+				c.wg.Go(func() { cl.Close() }) // a round trip, for which nobody need wait
+			}
 		}
 	}()
-	if len(clients) == 0 {
-		return &noSFTP{errors.Join(errs...)}
+	send := func(ctx context.Context, cl *sftp.Client, i int) (err error) {
+		stop := context.AfterFunc(ctx, func() { cl.Close() }) // one that failed ends all
+		defer stop()
+		f, err := cl.OpenFile(path, os.O_WRONLY|os.O_CREATE)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		from := min(int64(i)*part, size)
+		if _, err := f.Seek(from, io.SeekStart); err != nil {
+			return err
+		}
+		length := min(part, size-from)
+		return (&sized{r: io.NewSectionReader(r, from, length), left: length, progress: tell()}).into(f)
 	}
-	first, err := clients[0].OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	g, gctx := errgroup.WithContext(ctx)
+	var made sync.Once
+	for i := range w.lanes {
+		g.Go(func() error {
+			cl, err := c.sftp(gctx, w.depth)
+			if err != nil {
+				refused[i] = err
+				return nil
+			}
+			clients[i] = cl
+			made.Do(func() { // by name: an sftp.File does one thing after the other
+				g.Go(func() error { return attributes(cl, path, size) })
+			})
+			return send(gctx, cl, i)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	one := slices.IndexFunc(clients, func(cl *sftp.Client) bool { return cl != nil })
+	if one < 0 {
+		return &noSFTP{errors.Join(refused...)}
+	}
+	for i, err := range refused {
+		if err == nil {
+			continue
+		}
+		if err := send(ctx, clients[one], i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attributes makes path a private file of size bytes, which it may be already.
+func attributes(cl *sftp.Client, path string, size int64) error {
+	f, err := cl.OpenFile(path, os.O_WRONLY|os.O_CREATE)
 	if err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	stop := context.AfterFunc(ctx, func() { // one that failed ends all
-		for _, cl := range clients {
-			cl.Close()
-		}
-	})
-	defer stop()
-	g.Go(func() error { return first.Chmod(0o600) })
-	tell := shared(progress)
-	part := (size + int64(len(clients)) - 1) / int64(len(clients))
-	for i, cl := range clients {
-		from := min(int64(i)*part, size)
-		length := min(part, size-from)
-		g.Go(func() (err error) {
-			f := first
-			if i > 0 {
-				if f, err = cl.OpenFile(path, os.O_WRONLY); err != nil {
-					return err
-				}
-			}
-			defer func() { err = errors.Join(err, f.Close()) }()
-			if _, err := f.Seek(from, io.SeekStart); err != nil {
-				return err
-			}
-			n, err := f.ReadFrom(&sized{r: io.NewSectionReader(r, from, length), left: length, progress: tell()})
-			if err == nil && n != length {
-				err = fmt.Errorf("%d of %d bytes were sent", n, length)
-			}
-			return err
-		})
-	}
-	return g.Wait()
+	return errors.Join(f.Chmod(0o600), f.Truncate(size), f.Close())
 }
 
 // noSFTP says that no channel could be opened for it: nothing was begun.
@@ -115,15 +145,19 @@ func shared(progress func(int64)) func() func(int64) {
 	}
 }
 
-// paced learns the round trip from a handshake: it is the shortest time between
-// something sent and something received.
+// paced learns the round trip from a handshake: the middle one of the times
+// between something sent and something received. Some of them are shorter, for
+// a server says parts of it without having been asked.
 type paced struct {
 	net.Conn
-	mu       sync.Mutex
-	sent     time.Time // zero: nothing since the last answer
-	shortest time.Duration
-	done     bool
+	mu      sync.Mutex
+	sent    time.Time // zero: nothing since the last answer
+	answers []time.Duration
+	done    bool
 }
+
+// enough is how many answers tell the round trip, whatever comes after them.
+const enough = 32
 
 func (p *paced) Write(b []byte) (int, error) {
 	n, err := p.Conn.Write(b)
@@ -139,10 +173,8 @@ func (p *paced) Read(b []byte) (int, error) {
 	n, err := p.Conn.Read(b)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.done && n > 0 && !p.sent.IsZero() {
-		if d := time.Since(p.sent); p.shortest == 0 || d < p.shortest {
-			p.shortest = d
-		}
+	if !p.done && n > 0 && !p.sent.IsZero() && len(p.answers) < enough {
+		p.answers = append(p.answers, time.Since(p.sent))
 		p.sent = time.Time{}
 	}
 	return n, err
@@ -153,5 +185,9 @@ func (p *paced) roundTrip() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done = true
-	return p.shortest
+	if len(p.answers) == 0 {
+		return 0
+	}
+	slices.Sort(p.answers)
+	return p.answers[len(p.answers)/2]
 }

@@ -56,10 +56,11 @@ func (c *Conn) Upload(ctx context.Context, path string, r io.ReadSeeker, size in
 }
 
 func (c *Conn) uploadBySFTP(ctx context.Context, path string, r io.ReadSeeker, size int64, progress func(int64)) error {
-	if n := c.lanes(r, size); n > 1 {
-		return c.uploadWide(ctx, n, path, r.(io.ReaderAt), size, progress)
+	w := c.width(r, size)
+	if w.lanes > 1 {
+		return c.uploadWide(ctx, w, path, r.(io.ReaderAt), size, progress)
 	}
-	client, err := c.sftp(ctx)
+	client, err := c.sftp(ctx, w.depth)
 	if err != nil {
 		return &noSFTP{err}
 	}
@@ -69,7 +70,8 @@ func (c *Conn) uploadBySFTP(ctx context.Context, path string, r io.ReadSeeker, s
 	return uploadSFTP(client, path, r, size, progress)
 }
 
-func (c *Conn) sftp(ctx context.Context) (*sftp.Client, error) {
+// sftp starts a client with depth packets under way per file.
+func (c *Conn) sftp(ctx context.Context, depth int) (*sftp.Client, error) {
 	type result struct {
 		client *sftp.Client
 		err    error
@@ -91,7 +93,7 @@ func (c *Conn) sftp(ctx context.Context) (*sftp.Client, error) {
 	}
 	done := make(chan result, 1)
 	go func() { // ends with the hello's answer, or when the session is closed
-		cl, err := sftp.NewClientPipe(out, in, sftp.UseConcurrentWrites(true))
+		cl, err := sftp.NewClientPipe(out, in, sftp.UseConcurrentWrites(true), sftp.MaxConcurrentRequestsPerFile(depth))
 		done <- result{cl, err}
 	}()
 	timer := time.NewTimer(sftpStart)
@@ -126,11 +128,7 @@ func uploadSFTP(client *sftp.Client, path string, r io.Reader, size int64, progr
 	if err := f.Chmod(0o600); err != nil {
 		return err
 	}
-	n, err := f.ReadFrom(&sized{r: r, left: size, progress: progress})
-	if err == nil && n != size {
-		err = fmt.Errorf("%d of %d bytes were sent", n, size)
-	}
-	return err
+	return (&sized{r: r, left: size, progress: progress}).into(f)
 }
 
 // sized tells the sftp client how much there is, without which it sends one
@@ -143,6 +141,15 @@ type sized struct {
 }
 
 func (s *sized) Size() int64 { return s.left + s.sent }
+
+// into sends all of it to f.
+func (s *sized) into(f *sftp.File) error {
+	n, err := f.ReadFrom(s)
+	if err == nil && n != s.Size() {
+		err = fmt.Errorf("%d of %d bytes were sent", n, s.Size())
+	}
+	return err
+}
 
 func (s *sized) Read(p []byte) (int, error) {
 	if s.left == 0 {
@@ -179,7 +186,7 @@ func (c *Conn) uploadCat(ctx context.Context, path string, r io.Reader, size int
 // CheckSFTP reports whether the host has a usable sftp subsystem. It opens it
 // and says nothing, so it may be asked before the key is confirmed.
 func (c *Conn) CheckSFTP(ctx context.Context) error {
-	client, err := c.sftp(ctx)
+	client, err := c.sftp(ctx, near.depth)
 	if err != nil {
 		return err
 	}
