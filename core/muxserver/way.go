@@ -192,17 +192,26 @@ func (s *Server) dial(w *way, a *asker) *attempt {
 	return t
 }
 
-// discard closes what is left of a connection. The caller holds w.mu.
+// discard closes what is left of a connection. The caller holds w.mu. The
+// connection comes first: to close a stream of one whose host is gone takes as
+// long as any other write to it.
 func (w *way) discard() {
-	for _, g := range w.agents {
-		g.end()
+	conn, agents := w.conn, w.agents
+	if conn == nil && len(agents) == 0 {
+		return
 	}
-	if w.conn != nil {
-		conn := w.conn
+	if conn != nil {
 		w.conn, w.dead, w.since = nil, nil, time.Now()
-		w.agents = map[agentKey]*agent{}
-		w.server.wg.Go(func() { conn.Close() }) // waits for the end of what the connection goes through
 	}
+	w.agents = map[agentKey]*agent{}
+	w.server.wg.Go(func() {
+		if conn != nil {
+			conn.Close() // waits for the end of what the connection goes through
+		}
+		for _, g := range agents {
+			g.end()
+		}
+	})
 }
 
 // drop closes the connection; why is shown in the status.
