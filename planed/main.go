@@ -9,6 +9,8 @@
 //	audit     the hash-chained log
 //	login     nonces and signatures
 //	ca        certificates
+//	gate      the fleet-wide token in front of the machine endpoints
+//	rotation  how all machines come to hold another version of something
 //	datadir   the data directory
 //	restore   a backup becomes a store again
 //	admin     the socket for the host's administrator
@@ -41,6 +43,7 @@ func Main(args []string, io command.IO, version string) int {
 		Commands: []*command.Command{
 			initCommand(),
 			serveCommand(version),
+			gateCommand(),
 			statusCommand(),
 			checkCommand(),
 			backupCommand(),

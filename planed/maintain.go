@@ -48,6 +48,19 @@ func (s *server) Status(ctx context.Context) (admin.Status, error) {
 	if c, err := s.certs.Certificate(); err == nil && c.Leaf != nil {
 		out.LeafExpires = wire.TimeOf(c.Leaf.NotAfter)
 	}
+	if s.gate != nil {
+		rot, err := s.store.RotationState(ctx, s.engine.Kind)
+		if err != nil {
+			return admin.Status{}, err
+		}
+		g := &admin.Gate{Version: rot.Target(), Retiring: rot.Retiring(), Problem: s.engine.Problem()}
+		if rot.Running() {
+			g.Rotation = rot.Run.Step
+		}
+		n, since := s.gate.Refused.Now(time.Now(), o.Policy.Silence())
+		g.Refused, g.RefusedSince = n, wire.TimeOf(since)
+		out.Gate = g
+	}
 	if s.sink != nil {
 		if err := s.sink.Err(); err != nil {
 			out.AuditSink = err.Error()
@@ -190,6 +203,22 @@ func printStatus(out io.Writer, s admin.Status) error {
 	}
 	line("connections", "%d open, %d kept at most", s.Connections, s.Keep)
 	line("store", "%.1f MiB, %d operations wait", float64(s.StoreBytes)/(1<<20), s.StoreQueued)
+	if g := s.Gate; g != nil {
+		words := fmt.Sprintf("version %d", g.Version)
+		if g.Retiring != 0 {
+			words += fmt.Sprintf(", version %d retires", g.Retiring)
+		}
+		if g.Rotation != "" {
+			words += ", rotation: " + g.Rotation
+		}
+		line("gate", "%s", words)
+		if g.Problem != "" {
+			line("gate_problem", "%s", g.Problem)
+		}
+		if g.RefusedSince != nil {
+			line("gate_refused", "%d requests since %s: a gate token that does not fit looks like absent machines", g.Refused, g.RefusedSince.Format(time.RFC3339))
+		}
+	}
 	if s.StoreError != "" {
 		line("store_error", "%s", s.StoreError)
 	}

@@ -23,7 +23,8 @@ func serveCommand(version string) *command.Command {
 	return &command.Command{
 		Name:    "serve",
 		Summary: "serve the plane",
-		Help: "SIGTERM and SIGINT finish what is under way and exit. SIGHUP reads the certificate again.\n" +
+		Help: "SIGTERM and SIGINT finish what is under way and exit. SIGHUP reads the certificate and the gate\n" +
+			"tokens again; what cannot be read stays as it was.\n" +
 			"Under systemd use Type=notify; the watchdog is served.",
 		Flags: []cli.Flag{dataFlag(),
 			&cli.StringFlag{Name: "listen", Usage: "serve on `ADDR` (default: every address, the URL's port)"},
@@ -31,6 +32,8 @@ func serveCommand(version string) *command.Command {
 			command.DurationFlag("check-interval", "machines check every `D`", 30*time.Second),
 			&cli.StringFlag{Name: "tls-cert", Usage: "present the certificate chain in `FILE` instead of the plane's own"},
 			&cli.StringFlag{Name: "tls-key", Usage: "with its key in `FILE`"},
+			&cli.StringFlag{Name: "gate-token-file", Usage: "let machines in only with the gate token in `FILE` (planed gate new makes one)"},
+			&cli.StringFlag{Name: "gate-token-secondary-file", Usage: "accept the one in `FILE`, too; a rotation writes there (default: the first with .secondary)"},
 			&cli.Int64Flag{Name: "keep-connections", Value: 8192, Usage: "keep at most `N` connections open between requests"},
 			&cli.BoolFlag{Name: "require-touch", Usage: "let persons admit and approve machines only with a touch of their security key"},
 			&cli.StringFlag{Name: "audit-sink", Usage: "copy the audit log to `FILE`, or to syslog"},
@@ -57,6 +60,8 @@ type serveOpts struct {
 	CertFile        string
 	KeyFile         string
 	KeepConnections int64
+	GateFile        string
+	GateSecondary   string
 	RequireTouch    bool
 	AuditSink       string
 	Version         string
@@ -75,6 +80,7 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 		Dir: dir, Listen: c.String("listen"), MetricsListen: c.String("metrics-listen"),
 		Policy:   machine.Policy{Interval: c.Span("check-interval"), TestFloor: c.Span("test-floor")},
 		CertFile: c.String("tls-cert"), KeyFile: c.String("tls-key"),
+		GateFile: c.String("gate-token-file"), GateSecondary: c.String("gate-token-secondary-file"),
 		KeepConnections: c.Int64("keep-connections"), RequireTouch: c.Bool("require-touch"), AuditSink: c.String("audit-sink"), Version: version,
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
@@ -85,6 +91,17 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 	}
 	if o.Policy.Interval < o.Policy.MinGap() {
 		return nil, fault.Usagef("--check-interval %s is below the floor of %s", o.Policy.Interval, o.Policy.MinGap())
+	}
+	if o.GateSecondary != "" && o.GateFile == "" {
+		return nil, fault.Usagef("--gate-token-secondary-file goes with --gate-token-file")
+	}
+	// The files are read again long after the start, wherever that was.
+	for _, f := range []*string{&o.GateFile, &o.GateSecondary} {
+		if *f != "" {
+			if *f, err = filepath.Abs(*f); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if o.KeepConnections < 0 {
 		return nil, fault.Usagef("--keep-connections is a number of connections")

@@ -28,6 +28,8 @@ import (
 	"fleet.example/fleet/planed/audit"
 	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/datadir"
+	"fleet.example/fleet/planed/gate"
+	"fleet.example/fleet/planed/rotation"
 	"fleet.example/fleet/planed/store"
 	"fleet.example/fleet/planed/store/bolt"
 	"fleet.example/fleet/planed/web"
@@ -48,6 +50,8 @@ type server struct {
 	started time.Time
 	conns   atomic.Int64
 	guard   *guard
+	gate    *gate.Gate // nil without --gate-token-file
+	engine  *rotation.Engine
 
 	public  *http.Server
 	admin   *http.Server
@@ -113,11 +117,18 @@ func start(o *serveOpts) (_ *server, err error) {
 			return nil, err
 		}
 	}
+	if err = s.openGate(); err != nil {
+		return nil, err
+	}
 	s.api = api.New(api.Config{
+		Gate:  s.gate,
 		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now, RequireTouch: o.RequireTouch,
 		Pages: web.New(web.Config{Store: s.store, URL: o.Plane.URL, Now: time.Now, Log: o.Log, RequireTouch: o.RequireTouch}).Handlers(),
 		Keep:  func() bool { return s.conns.Load() <= o.KeepConnections },
 	})
+	if s.engine != nil {
+		s.api.Rotate(s.engine)
+	}
 	if err = s.listen(); err != nil {
 		return nil, err
 	}
@@ -224,6 +235,9 @@ func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
 		s.serve(func() error { return s.metrics.Serve(s.listeners[2]) })
 	}
 	s.wg.Go(func() { s.guard.run(work) })
+	if s.engine != nil {
+		s.wg.Go(func() { s.engine.Run(work) })
+	}
 	if s.sink != nil {
 		s.wg.Go(func() { s.sink.Run(work, auditSource{s.store}) })
 	}
@@ -294,6 +308,11 @@ func (s *server) attend(ctx context.Context, hup <-chan os.Signal) error {
 
 // reload reads again what SIGHUP asks for. What cannot be read stays as it was.
 func (s *server) reload() {
+	if s.engine != nil {
+		if err := s.engine.Reload(context.Background()); err != nil {
+			s.opts.Log.Error("keeping the gate tokens in use", "error", err.Error())
+		}
+	}
 	f, ok := s.certs.(*fileCert)
 	if !ok {
 		return

@@ -24,6 +24,7 @@ import (
 	"encoding/base32"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -70,11 +71,13 @@ type Loop struct {
 	kick     chan struct{}
 	work     chan struct{}
 	reload   chan struct{}
+	regate   chan struct{} // another gate token is to be presented
 
 	// Owned by Run's goroutine.
 	seq     uint64
 	mark    string
 	client  Plane
+	gate    int64 // version that client presents
 	pace    pace
 	due     time.Time
 	started time.Time // of the last check
@@ -88,6 +91,10 @@ type Loop struct {
 	offset      *time.Duration
 	toldOffset  time.Duration // what Skewed was called about last
 	requests    wire.Requests
+	want        int64                 // version of the gate token
+	answered    credential.Credential // presented with the last check that was
+	shut        bool                  // a check was refused, by the gate perhaps
+	gone        bool                  // the plane said so of this machine in front of the gate
 	workerPlane Plane
 	stopped     bool // revoked: no more checks
 }
@@ -97,7 +104,7 @@ func (l *Loop) Init() {
 	var b [10]byte
 	rand.Read(b[:])
 	l.instance = strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
-	l.kick, l.work, l.reload = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	l.kick, l.work, l.reload, l.regate = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	l.pace = newPace()
 	if l.Now == nil {
 		l.Now = time.Now
@@ -207,6 +214,8 @@ func (l *Loop) await(ctx context.Context) bool {
 			l.open()
 			l.pace.failures, l.doubted = 0, time.Time{}
 			l.due = now
+		case <-l.regate:
+			l.open()
 		case <-t.C:
 		}
 		t.Stop()
@@ -229,6 +238,10 @@ func (l *Loop) open() {
 		l.client = nil
 	}
 	p, gate := l.Store.Plane()
+	l.gate = 0
+	if gate != nil {
+		l.gate = gate.Version
+	}
 	if p != nil {
 		c, err := l.Dial(*p, gate)
 		if err != nil {
@@ -269,7 +282,11 @@ func (l *Loop) check(ctx context.Context, cred credential.Credential) {
 		l.mark = answer.Mark
 		wait = l.pace.answered(answer)
 		l.Store.Accepted(cred, now)
+		l.Store.GateAccepted(l.gate)
 		l.note(answer, now)
+		l.mu.Lock()
+		l.answered, l.want, l.shut, l.gone = cred, answer.Want[wire.MaterialGate], false, false
+		l.mu.Unlock()
 		poke(l.work)
 	} else {
 		wait = l.refusal(cred, err, now)
@@ -288,8 +305,20 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	if !errors.As(err, &r) {
 		return l.pace.failed()
 	}
+	code, machine := r.Code, r.Machine
+	if code == wire.CodeUnauthorized {
+		// Behind a gate that does not let it in, a machine that was deleted is told
+		// so in front of it.
+		l.mu.Lock()
+		l.shut = true
+		if l.gone {
+			code, machine = wire.CodeRevoked, cred.Machine
+		}
+		l.mu.Unlock()
+		poke(l.work)
+	}
 	switch {
-	case r.Code == wire.CodeRevoked && r.Machine == cred.Machine:
+	case code == wire.CodeRevoked && machine == cred.Machine:
 		if l.doubted.IsZero() {
 			l.doubted = now
 			l.Log.Warn("the plane says that this machine was deleted; asking once more", "machine", cred.Machine)
@@ -414,6 +443,50 @@ func (l *Loop) Last(reason string) error {
 	return err
 }
 
+// gateWork does what answers lead to for the gate token.
+func (l *Loop) gateWork(ctx context.Context, client Plane) {
+	f, ok := client.(credential.Fetcher)
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	cred, want, shut := l.answered, l.want, l.shut
+	l.shut = false
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, workBudget)
+	defer cancel()
+	var moved bool
+	var err error
+	if shut {
+		moved, err = l.Store.SeekGate(ctx, f)
+		l.mu.Lock()
+		l.gone = revoked(err, l.Store.Machine())
+		l.mu.Unlock()
+	} else {
+		moved, err = l.Store.AdvanceGate(ctx, f, cred, want)
+	}
+	if err != nil && ctx.Err() == nil && !shut {
+		l.Log.Warn("cannot take another gate token", "wanted", want, "error", err)
+	}
+	if moved {
+		l.Log.Info("presenting another version of the gate token", "version", l.Store.Status().Gate)
+		poke(l.regate)
+		if shut {
+			l.Kick()
+		}
+	}
+}
+
+// revoked reports whether one of several answers said that this machine was
+// deleted.
+func revoked(err error, machine string) bool {
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		return slices.ContainsFunc(many.Unwrap(), func(err error) bool { return revoked(err, machine) })
+	}
+	var r *plane.Refusal
+	return errors.As(err, &r) && r.Code == wire.CodeRevoked && machine != "" && r.Machine == machine
+}
+
 // worker does what answers lead to on disk and in further requests.
 func (l *Loop) worker(ctx context.Context) {
 	said := ""
@@ -434,6 +507,7 @@ func (l *Loop) worker(ctx context.Context) {
 			continue
 		}
 		if client != nil {
+			l.gateWork(ctx, client)
 			wctx, cancel := context.WithTimeout(ctx, workBudget)
 			moved, err := l.Store.Advance(wctx, client, request)
 			cancel()

@@ -26,9 +26,11 @@ import (
 	"fleet.example/fleet/agentd/locate"
 	"fleet.example/fleet/core/artifact"
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -45,6 +47,7 @@ after an interruption it finishes; where the machine is admitted it asks nobody.
 			&ufcli.StringFlag{Name: "plane", Usage: "the plane's `URL`"},
 			&ufcli.StringFlag{Name: "ca-pin", Usage: "`sha256:HEX` of the plane's root key, as planed init printed it"},
 			&ufcli.StringFlag{Name: "artifact-signers", Usage: "`FILE` with the public keys that may have signed the bundle"},
+			&ufcli.StringFlag{Name: "gate-token-file", Usage: "the private `FILE` with the plane's gate token, where the plane has a gate"},
 			&ufcli.StringFlag{Name: "service-manager", Usage: "service-manager plugin `NAME`", Value: "auto"},
 			&ufcli.BoolFlag{Name: "no-qr", Usage: "show no QR code of the URL on a terminal"},
 		),
@@ -210,7 +213,15 @@ func (e *enrolling) admitted(ctx context.Context, roots string) error {
 	if err != nil {
 		return err
 	}
-	client, err := planeclient.New(planeclient.Options{URL: e.planeURL, RootsPEM: roots})
+	gate, err := e.gate()
+	if err != nil {
+		return err
+	}
+	options := planeclient.Options{URL: e.planeURL, RootsPEM: roots}
+	if gate != nil {
+		options.Gate = secret.Of(gate.Value)
+	}
+	client, err := planeclient.New(options)
 	if err != nil {
 		return err
 	}
@@ -221,13 +232,30 @@ func (e *enrolling) admitted(ctx context.Context, roots string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := creds.Install(got.Document(e.planeURL, roots), false); err != nil {
+	if _, err := creds.Install(got.Document(e.planeURL, roots, gate), false); err != nil {
 		return err
 	}
 	// A running agent, of an installation whose machine was deleted, uses it at once.
 	newLocal(e.dirs.Runtime).call(ctx, "POST", wire.PathReload, nil, nil)
 	e.doc.Machine, e.doc.Name, e.doc.Owner = got.Machine, got.Name, got.Owner
 	return nil
+}
+
+// gate reads the gate token, if one is named.
+func (e *enrolling) gate() (*wire.CredentialGate, error) {
+	file := e.String("gate-token-file")
+	if file == "" {
+		return nil, nil
+	}
+	b, err := durable.ReadPrivate(file, 4<<10)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the gate token: %w", err)
+	}
+	g, err := wire.ParseGate(string(b))
+	if err != nil {
+		return nil, fault.Usagef("cannot use the gate token in %s: %s", file, err)
+	}
+	return &g, nil
 }
 
 // show tells a person what to do. The code stands in no URL, so a photograph of

@@ -48,7 +48,7 @@ func checkDocument(doc *wire.Credential) error {
 		return errors.New("generation is not positive")
 	case len(s) < 32 || len(s) > 256 || !plain(s):
 		return errors.New("the secret is malformed")
-	case doc.Gate != nil && (doc.Gate.Version < 1 || len(doc.Gate.Value) < 16 || len(doc.Gate.Value) > 256 || !plain(doc.Gate.Value)):
+	case doc.Gate != nil && doc.Gate.Check() != nil:
 		return errors.New("the gate token is malformed")
 	}
 	return checkPlane(doc.Plane)
@@ -217,7 +217,11 @@ func (s *Store) writePlane(doc *wire.Credential) error {
 		return err
 	}
 	if doc.Gate == nil {
-		return s.fs.Remove(GateFile)
+		return errors.Join(s.fs.Remove(gateNextFile), s.fs.Remove(GateFile))
 	}
-	return replace(s.fs, GateFile, fmt.Appendf(nil, "%d %s\n", doc.Gate.Version, doc.Gate.Value))
+	if err := replace(s.fs, GateFile, []byte(doc.Gate.Line())); err != nil {
+		return err
+	}
+	// What was staged was of a time before this.
+	return s.fs.Remove(gateNextFile)
 }

@@ -1,12 +1,12 @@
 package credential
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -80,7 +80,7 @@ type Store struct {
 	cursor   slot
 	accepted *Credential // presented last with success
 	plane    *Plane
-	gate     *wire.CredentialGate
+	gates    gates
 	planeErr string
 	row      *Row
 	rowSaved Row
@@ -152,7 +152,7 @@ func (s *Store) reload() (lost *Credential) {
 			blocked = fmt.Errorf("cannot sync the directory: %w", err)
 		}
 	}
-	plane, gate, planeErr := s.readPlane()
+	plane, gates, planeErr := s.readPlane()
 	var row *Row
 	var r Row
 	if s.readJSON(rowFile, &r) == nil && wire.IsMachineID(r.Machine) {
@@ -169,7 +169,8 @@ func (s *Store) reload() (lost *Credential) {
 	}
 	same := s.held[s.cursor].is(held[s.cursor])
 	s.held, s.damaged, s.blocked = held, damaged, blocked
-	s.plane, s.gate, s.planeErr = plane, gate, planeErr
+	s.plane, s.planeErr = plane, planeErr
+	s.gates.adopt(gates)
 	machine := s.machineLocked()
 	s.revoked = revoked && (machine == "" || mark.Machine == machine)
 	if s.row == nil || s.row.Machine != machine {
@@ -218,36 +219,23 @@ type planeFile struct {
 	RootsPEM string `json:"roots_pem"`
 }
 
-func (s *Store) readPlane() (*Plane, *wire.CredentialGate, string) {
+func (s *Store) readPlane() (*Plane, gates, string) {
 	var p planeFile
 	err := s.readJSON(PlaneFile, &p)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, ""
+		return nil, gates{}, ""
 	}
 	if err == nil {
 		err = checkPlane(wire.CredentialPlane(p))
 	}
 	if err != nil {
-		return nil, nil, fmt.Sprintf("%s: %v", PlaneFile, err)
+		return nil, gates{}, fmt.Sprintf("%s: %v", PlaneFile, err)
 	}
-	var gate *wire.CredentialGate
-	if b, err := s.fs.Read(GateFile); err == nil {
-		gate, err = parseGate(string(b))
-		if err != nil {
-			return &Plane{p.URL, p.RootsPEM}, nil, fmt.Sprintf("%s: %v", GateFile, err)
-		}
+	gate, err := s.readGate()
+	if err != nil {
+		return &Plane{p.URL, p.RootsPEM}, gate, fmt.Sprintf("%s: %v", GateFile, err)
 	}
 	return &Plane{p.URL, p.RootsPEM}, gate, ""
-}
-
-// parseGate reads the gate file's one line: version and value.
-func parseGate(text string) (*wire.CredentialGate, error) {
-	var g wire.CredentialGate
-	var rest string
-	if n, err := fmt.Sscan(strings.TrimSpace(text), &g.Version, &g.Value, &rest); n != 2 || err == nil {
-		return nil, errDamaged
-	}
-	return &g, nil
 }
 
 // Machine is the machine id that the credential names, or "".
@@ -266,11 +254,12 @@ func (s *Store) machineLocked() string {
 	return ""
 }
 
-// Plane returns where the plane is, or nil, and the gate token, or nil.
+// Plane returns where the plane is, or nil, and the gate token to present, or
+// nil.
 func (s *Store) Plane() (*Plane, *wire.CredentialGate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.plane, s.gate
+	return s.plane, s.gates.present()
 }
 
 // Present returns the credential to present now.
@@ -338,7 +327,7 @@ type Status struct {
 	Generation int64 // of the one that is presented
 	Row        *Row
 	Plane      string
-	Gate       int64    // version, 0: none
+	Gate       int64    // version that is presented, 0: none
 	Problem    string   // why the last write did not succeed
 	Damaged    []string // files that cannot be read, and why
 	Revoked    bool
@@ -348,7 +337,7 @@ type Status struct {
 func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{State: s.state, Machine: s.machineLocked(), Problem: s.problem, Revoked: s.revoked}
+	st := Status{State: s.state, Machine: s.machineLocked(), Problem: cmp.Or(s.problem, s.gates.problem), Revoked: s.revoked}
 	for i := range slots {
 		if c := s.held[(s.cursor+i)%slots]; c != nil {
 			st.Generation = c.Generation
@@ -370,8 +359,8 @@ func (s *Store) Status() Status {
 	if s.plane != nil {
 		st.Plane = s.plane.URL
 	}
-	if s.gate != nil {
-		st.Gate = s.gate.Version
+	if g := s.gates.present(); g != nil {
+		st.Gate = g.Version
 	}
 	switch {
 	case st.Machine == "":

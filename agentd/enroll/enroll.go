@@ -73,6 +73,9 @@ func Await(ctx context.Context, p Plane, r Request) (Approved, error) {
 	cred, poll := secret.New("fm_"), secret.New("fp_")
 	a, err := p.Enroll(ctx, wire.EnrollRequest{InstallationDigest: r.Installation.Digest().Hex(), CredentialDigest: cred.Digest().Hex(),
 		PollDigest: poll.Digest().Hex(), Report: r.Report})
+	if err != nil && fault.Of(err).Code == wire.CodeUnauthorized {
+		return Approved{}, errGate
+	}
 	if err != nil {
 		return Approved{}, err
 	}
@@ -126,14 +129,17 @@ func between(s float64) time.Duration {
 var (
 	errOver = fault.New(fault.NeedPerson, "not_approved", "the request is over: it was refused, or its time ran out").
 		WithHint("run this again for a new code")
+	errGate = fault.New(fault.Refused, wire.CodeUnauthorized, "the plane does not take requests of this machine: it has a gate, and another token than was given").
+		WithHint("--gate-token-file FILE names the file with the token; the plane's planed status shows which version counts")
 	errRanOut = fault.New(fault.NeedPerson, "not_approved", "nobody approved the machine in time").
 			WithHint("run this again for a new code")
 )
 
-// Document is the credential as the store of this machine takes it.
-func (a Approved) Document(planeURL, rootsPEM string) *wire.Credential {
+// Document is the credential as the store of this machine takes it. gate is the
+// token that the enrolment came through the plane's gate with, or nil.
+func (a Approved) Document(planeURL, rootsPEM string, gate *wire.CredentialGate) *wire.Credential {
 	return &wire.Credential{Schema: wire.SchemaCredential, Machine: a.Machine, Generation: a.Generation, Secret: a.Secret.Reveal(),
-		Plane: wire.CredentialPlane{URL: planeURL, RootsPEM: rootsPEM}}
+		Plane: wire.CredentialPlane{URL: planeURL, RootsPEM: rootsPEM}, Gate: gate}
 }
 
 // String names the machine, and never the secret.

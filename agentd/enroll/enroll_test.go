@@ -87,7 +87,7 @@ func TestAnApprovalIsPickedUpWithWhatOnlyThisProcessHolds(t *testing.T) { // R7
 				t.Errorf("a poll after %s", d)
 			}
 		}
-		if doc := a.Document("https://plane", "system"); doc.Secret != a.Secret.Reveal() || doc.Machine != id || doc.Generation != 1 {
+		if doc := a.Document("https://plane", "system", nil); doc.Secret != a.Secret.Reveal() || doc.Machine != id || doc.Generation != 1 {
 			t.Errorf("%+v", doc.Machine)
 		}
 	})

@@ -118,6 +118,10 @@ type Refusal struct {
 	Machine    string // with CodeRevoked: which one, as the answer says
 	RetryAfter time.Duration
 	Message    string
+	// Want is the version of each kind of material that is given, where another
+	// was asked for.
+	Want map[string]int64
+	none bool // the plane says that there is no such thing
 }
 
 func (r *Refusal) Error() string {
@@ -175,8 +179,29 @@ func (c *Client) Rotate(ctx context.Context, cred credential.Credential, req wir
 	return nil
 }
 
+// Material brings one version of something that the plane distributes. Where it
+// gives another version by now, want is that one's number.
+func (c *Client) Material(ctx context.Context, cred credential.Credential, kind string, version int64) (m *wire.Material, want int64, err error) {
+	m = &wire.Material{}
+	err = c.do(ctx, http.MethodGet, wire.PathMaterial+"/"+kind+"/"+strconv.FormatInt(version, 10), cred, "", nil, m)
+	var r *Refusal
+	switch {
+	case errors.As(err, &r) && r.none:
+		return nil, r.Want[kind], nil
+	case err != nil:
+		return nil, 0, err
+	case m.Kind != kind || m.Version != version:
+		return nil, 0, &Refusal{Status: http.StatusOK, Message: "the answer is other material than was asked for"}
+	}
+	return m, 0, nil
+}
+
 func (c *Client) post(ctx context.Context, path string, cred credential.Credential, mark string, body []byte, into any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(body))
+	return c.do(ctx, http.MethodPost, path, cred, mark, body, into)
+}
+
+func (c *Client) do(ctx context.Context, method, path string, cred credential.Credential, mark string, body []byte, into any) error {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -189,7 +214,7 @@ func (c *Client) post(ctx context.Context, path string, cred credential.Credenti
 	if c.gate != "" {
 		req.Header.Set(wire.HeaderGate, c.gate)
 	}
-	// Both requests may be repeated, so a kept connection that turns out to be
+	// All requests may be repeated, so a kept connection that turns out to be
 	// closed is replaced at once. The name alone says so; nothing is sent.
 	req.Header["X-Idempotency-Key"] = nil
 	resp, err := c.http.Do(req)
@@ -231,6 +256,8 @@ func refusal(status int, retryAfter string, body []byte) *Refusal {
 	}
 	agreed := map[string]int{wire.CodeUnauthorized: 401, wire.CodeBehind: 409, wire.CodeRevoked: 410}
 	switch code := doc.Error.Code; {
+	case code == wire.CodeNotFound && status == http.StatusNotFound:
+		r.none, r.Want = true, doc.Error.Want
 	case agreed[code] == status:
 		r.Code, r.Machine = code, doc.Error.Machine
 	case status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests:

@@ -33,7 +33,7 @@ func Main(args []string, std command.IO, version string) int {
 		app.Commands = append(app.Commands, cmd)
 	}
 	app.Commands = append(app.Commands, logoutCommand(), whoamiCommand(), webCommand(),
-		lsCommand(), showCommand(), waitCommand(), hostCommand(), renameCommand(), labelCommand(), rotateCommand(), transferCommand(), deleteCommand())
+		lsCommand(), showCommand(), waitCommand(), hostCommand(), renameCommand(), labelCommand(), rotateCommand(), drillCommand(), transferCommand(), deleteCommand())
 	app.Commands = append(app.Commands, sshConfigCommand())
 	app.Commands = append(app.Commands, DataPath(overLinks())...)
 	app.Commands = append(app.Commands, auditCommand(), tokenCommand(), personCommand())

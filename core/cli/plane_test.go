@@ -131,6 +131,7 @@ func newFake(t *testing.T) *fakePlane {
 		p.answer(w, wire.PersonInvited{Name: req.Name, Role: req.Role, Invitation: "fi_thesecret", ExpiresAt: *at("2026-01-02T00:00:00Z")})
 	})
 	p.persons(mux)
+	p.rotations(mux)
 	p.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer fs_session" {
 			p.say(w, http.StatusUnauthorized, wire.ErrorDetail{Code: wire.CodeUnauthorized})

@@ -72,7 +72,10 @@ type Command struct {
 	Max     int // most; negative means no bound
 	Rest    Rest
 	Sub     []*Command
-	Hidden  bool
+	// Verbs are commands that stand where the first argument would: a word that
+	// names one is that command, with flags of its own, and never an argument.
+	Verbs  []*Command
+	Hidden bool
 
 	Run func(ctx context.Context, c *Call) error
 	// Raw replaces Run for a command whose arguments another program parses.

@@ -32,7 +32,10 @@ func (a *App) resolveHelp(inv *invocation, names []string) (*invocation, error) 
 			}
 			return inv, fault.Usagef("no command and no topic %q", name).WithHint("%s help lists them", a.Name)
 		}
-		inv.path, inv.leaf, table = append(inv.path, c), c, c.Sub
+		if inv.leaf != nil && find(inv.leaf.Verbs, name) == c {
+			inv.flags = a.Flags
+		}
+		inv.path, inv.leaf, table = append(inv.path, c), c, append(c.Sub[:len(c.Sub):len(c.Sub)], c.Verbs...)
 		inv.flags = append(inv.flags[:len(inv.flags):len(inv.flags)], c.Flags...)
 	}
 	return inv, nil
@@ -87,6 +90,7 @@ func (a *App) showHelp(ctx context.Context, std IO, inv *invocation) int {
 			fmt.Fprintf(w, "\n%s\n", paragraphs(inv.leaf.Help))
 		}
 		listCommands(w, inv.leaf.Sub)
+		listCommands(w, inv.leaf.Verbs)
 		listFlags(w, inv.flags)
 	}
 	return fault.OK

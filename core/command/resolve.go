@@ -68,6 +68,9 @@ func (a *App) resolve(args []string) (*invocation, error) {
 			return inv, nil
 		}
 	}
+	if inv.leaf != nil && len(inv.leaf.Verbs) > 0 {
+		args = a.verb(inv, args)
+	}
 	// JSON is looked for first, so that a usage error comes in that form too.
 	for _, tok := range args {
 		if tok == "--" {
@@ -102,6 +105,34 @@ func (a *App) resolve(args []string) (*invocation, error) {
 		}
 	}
 	return inv, nil
+}
+
+// verb makes the leaf the verb that the first argument names, if it names one,
+// and returns what is left. Flags that stand before the word are the verb's.
+func (a *App) verb(inv *invocation, args []string) []string {
+	trial := &invocation{flags: inv.flags}
+	for i := 0; i < len(args); {
+		tok := args[i]
+		switch {
+		case tok == "--" || tok == "-":
+			return args
+		case strings.HasPrefix(tok, "-"):
+			n, err := trial.flag(args[i:])
+			if err != nil {
+				n = 1 // the verb knows it, or nobody does
+			}
+			i += n
+			continue
+		}
+		c := find(inv.leaf.Verbs, tok)
+		if c == nil {
+			return args
+		}
+		inv.path, inv.leaf = append(inv.path, c), c
+		inv.flags = append(a.Flags[:len(a.Flags):len(a.Flags)], c.Flags...)
+		return append(args[:i:i], args[i+1:]...)
+	}
+	return args
 }
 
 func (a *App) flagError(inv *invocation, err error) error {

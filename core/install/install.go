@@ -241,7 +241,7 @@ func (r *run) credential(ctx context.Context) (bool, string, error) {
 	}
 	doc, err := json.Marshal(wire.Credential{Schema: wire.SchemaCredential, Machine: r.admitted.Machine,
 		Generation: r.admitted.Generation, Secret: r.secret.Reveal(),
-		Plane: wire.CredentialPlane{URL: r.PlaneURL, RootsPEM: r.RootsPEM}})
+		Plane: wire.CredentialPlane{URL: r.PlaneURL, RootsPEM: r.RootsPEM}, Gate: r.admitted.Gate})
 	if err != nil {
 		return false, "", err
 	}

@@ -49,12 +49,14 @@ type Options struct {
 	URL      string      // in any spelling that wire.PlaneURL takes
 	RootsPEM string      // PEM certificates, or SystemRoots or "" for the system's
 	Token    secret.Text // a person's session or an automation token; may be empty
+	Gate     secret.Text // the gate token, for a machine that enrols; may be empty
 }
 
 // Client speaks with one plane. It is safe for concurrent use.
 type Client struct {
 	url   string
 	token secret.Text
+	gate  secret.Text
 	http  *http.Client
 }
 
@@ -71,7 +73,7 @@ func New(o Options) (*Client, error) {
 			return nil, errors.New("the plane's trust roots hold no certificate")
 		}
 	}
-	return &Client{url: u, token: o.Token, http: &http.Client{
+	return &Client{url: u, token: o.Token, gate: o.Gate, http: &http.Client{
 		Transport: &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
 			DialContext:            (&net.Dialer{Timeout: connectFor, KeepAlive: 15 * time.Second}).DialContext,
@@ -115,6 +117,9 @@ func (c *Client) send(ctx context.Context, method, path string, in, out any, lim
 	req.Header.Set("Accept", "application/json")
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
+	}
+	if !c.gate.Empty() {
+		req.Header.Set(wire.HeaderGate, c.gate.Reveal())
 	}
 	if !c.token.Empty() {
 		req.Header.Set("Authorization", "Bearer "+c.token.Reveal())
@@ -363,6 +368,19 @@ func (c *Client) Ask(ctx context.Context, id, kind string) (m wire.Machine, err 
 func (c *Client) AskToRotate(ctx context.Context, id string, olderThan time.Duration) (m wire.Machine, err error) {
 	err = c.do(ctx, "POST", machinePath(id)+"/requests", wire.AskRequest{Kind: wire.ScopeRotate, OlderThanS: olderThan.Seconds()}, &m)
 	return m, err
+}
+
+// MaterialRotation is the rotation of one kind of material that is under way, or
+// the last one.
+func (c *Client) MaterialRotation(ctx context.Context, kind string) (r wire.MaterialRotation, err error) {
+	err = c.do(ctx, "GET", wire.PathRotations+"/"+url.PathEscape(kind), nil, &r)
+	return r, err
+}
+
+// SteerRotation begins, changes or takes back a rotation of material.
+func (c *Client) SteerRotation(ctx context.Context, kind string, req wire.RotationRequest) (r wire.MaterialRotation, err error) {
+	err = c.do(ctx, "POST", wire.PathRotations+"/"+url.PathEscape(kind), req, &r)
+	return r, err
 }
 
 // Delete deletes the machine: its credential is dead, its installation free.

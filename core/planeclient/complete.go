@@ -45,6 +45,8 @@ func complete(out any) bool {
 		return a.Schema == wire.SchemaPersonChanged
 	case *wire.TokenCreated:
 		return a.Secret != ""
+	case *wire.MaterialRotation:
+		return a.Schema == wire.SchemaMaterialRotation && a.Kind != "" && a.State != ""
 	case *wire.Tokens:
 		return a.Schema == wire.SchemaTokens
 	}

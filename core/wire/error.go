@@ -28,6 +28,9 @@ type ErrorDetail struct {
 	Hint    string   `json:"hint,omitempty"`
 	Machine string   `json:"machine,omitempty"` // with revoked: the machine it was
 	Deleted *Deleted `json:"deleted,omitempty"` // with deleted
+	// Want is, with not_found to a machine that asked for material, the version
+	// that it is to hold.
+	Want map[string]int64 `json:"want,omitempty"`
 }
 
 // Deleted says what became of a machine that was deleted.

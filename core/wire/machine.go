@@ -177,6 +177,8 @@ type AdmitAnswer struct {
 	Status     string `json:"status"`
 	Name       string `json:"name"`
 	Owner      string `json:"owner"`
+	// Gate is the gate token that the machine is to hold, where the plane has one.
+	Gate *CredentialGate `json:"gate,omitempty"`
 }
 
 // RenameRequest is the body of POST /v1/machines/{id}/rename.

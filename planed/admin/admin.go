@@ -46,6 +46,19 @@ type Status struct {
 	StoreFlushed *wire.Time     `json:"store_flushed_at"`
 	AuditHead    wire.AuditHead `json:"audit_head"`
 	AuditSink    string         `json:"audit_sink_error,omitempty"`
+	Gate         *Gate          `json:"gate,omitempty"`
+}
+
+// Gate is how the gate token stands.
+type Gate struct {
+	Version  int64  `json:"version"` // that machines are to hold
+	Retiring int64  `json:"retiring,omitempty"`
+	Rotation string `json:"rotation,omitempty"` // the step of the one that is under way
+	Problem  string `json:"problem,omitempty"`
+	// Refused counts requests that were turned away at the gate, since RefusedSince,
+	// while that goes on.
+	Refused      int64      `json:"refused"`
+	RefusedSince *wire.Time `json:"refused_since"`
 }
 
 // SchemaStatus names the Status document.

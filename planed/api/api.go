@@ -19,9 +19,11 @@ import (
 
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/gate"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/login"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/rotation"
 	"fleet.example/fleet/planed/store"
 )
 
@@ -41,6 +43,8 @@ type Config struct {
 	// MaxConcurrent is how many requests may be worked on at once; more are
 	// shed with 503 before they slow the others down (R19). 0 means 1024.
 	MaxConcurrent int
+	// Gate stands in front of the machine endpoints; nil: there is none.
+	Gate *gate.Gate
 	// Keep reports whether an answered connection may stay open. nil: always.
 	Keep func() bool
 }
@@ -55,6 +59,8 @@ type API struct {
 	running   atomic.Int64
 	calls     sync.Pool
 	constant  []byte // the part of a check's answer that is the same for all
+	engines   map[string]*rotation.Engine
+	gated     []string // paths behind the gate
 }
 
 // New makes the interface.
@@ -70,6 +76,12 @@ func New(c Config) *API {
 	a.failures = login.Limiter{Now: c.Now}
 	a.enrollers = login.Limiter{Now: c.Now, Most: enrollPerSource}
 	a.metrics = newMetrics(c.Store, c.Policy, c.Now)
+	a.engines = map[string]*rotation.Engine{}
+	for _, rt := range Routes {
+		if rt.Who.gated() {
+			a.gated = append(a.gated, rt.Path)
+		}
+	}
 	a.calls.New = func() any { return new(call) }
 	a.constant = constantAnswer(c.Policy)
 	return a
@@ -89,6 +101,8 @@ type call struct {
 	body []byte
 	who  store.Principal
 	with secret.Digest // of the session or token that asks
+	gate gate.Use      // what came through the gate
+	told bool          // the gate's use was counted for a machine
 
 	received bytes.Buffer // what body lies in
 	made     []byte       // a check's answer
@@ -96,7 +110,7 @@ type call struct {
 
 // release gives the call back, unless it has grown beyond what is usual.
 func (a *API) release(c *call) {
-	c.w, c.r, c.body, c.who, c.with = nil, nil, nil, store.Principal{}, secret.Digest{}
+	c.w, c.r, c.body, c.who, c.with, c.gate, c.told = nil, nil, nil, store.Principal{}, secret.Digest{}, gate.Use{}, false
 	if c.received.Cap() <= pooledBody {
 		a.calls.Put(c)
 	}
@@ -123,12 +137,21 @@ func (a *API) serve(rt *Route) http.Handler {
 		defer a.release(c)
 		c.w, c.r = w, r
 		c.received.Reset()
+		// The gate is decided first, before a byte of the body is read.
+		if rt.Who.gated() && a.Gate != nil && !a.pass(c) {
+			counters.refused(http.StatusUnauthorized).Inc()
+			writeError(w, http.StatusUnauthorized, errUnauthorized.detail)
+			return
+		}
 		// The body is read before a place is taken, so that slow senders do
 		// not crowd out the others.
 		err := readBody(&c.received, r, rt.MaxBody)
 		c.body = c.received.Bytes()
 		if err == nil {
 			err = a.admitAndRun(rt, c)
+		}
+		if c.gate.Retiring {
+			a.retiring(rt, c)
 		}
 		if err == nil {
 			counters.ok.Inc()
@@ -155,7 +178,7 @@ func (a *API) admitAndRun(rt *Route, c *call) error {
 		return errShed
 	}
 	defer a.running.Add(-1)
-	if rt.Who == Public || rt.Who == Machine {
+	if rt.Who.own() {
 		return rt.handle(a, c)
 	}
 	token, ok := bearer(c.r)

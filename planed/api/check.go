@@ -40,12 +40,13 @@ func (a *API) check(c *call) error {
 	given := newMark()
 	did, err := a.Store.Check(c.ctx(), store.Check{
 		Machine: id,
-		Check:   machine.Check{Presented: presented, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now},
+		Check:   machine.Check{Presented: presented, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now, Gate: c.gate.Version, Retiring: c.gate.Retiring},
 		Body: func() (*wire.CheckBody, error) {
 			var b wire.CheckBody
 			return &b, decodeLenient(c.body, &b)
 		},
 	})
+	c.told = did.Standing == identity.Current || did.Standing == identity.Next || did.Standing == identity.Behind
 	if err != nil {
 		a.metrics.checkFailed.Inc()
 		return err
@@ -70,6 +71,13 @@ func (a *API) check(c *call) error {
 	b = append(b, '"')
 	if did.Asked != (machine.Asked{}) {
 		b = appendAsked(b, did.Asked)
+	}
+	if a.Gate != nil {
+		if want, ok := a.Gate.Want(c.gate.Version); ok {
+			b = append(b, `,"want":{"gate":`...)
+			b = strconv.AppendInt(b, want, 10)
+			b = append(b, '}')
+		}
 	}
 	b = append(b, "}\n"...)
 	// The length is left to net/http, which knows it for so short an answer
@@ -153,6 +161,7 @@ func (a *API) rotate(c *call) error {
 	if err != nil {
 		return err
 	}
+	a.usedBy(c, id, did.Standing)
 	if err := standing(did.Standing, id); err != nil {
 		return err
 	}

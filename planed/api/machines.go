@@ -184,7 +184,7 @@ func (a *API) admit(c *call) error {
 		return err
 	}
 	r := did.Row
-	return c.answer(wire.AdmitAnswer{
+	return c.answer(wire.AdmitAnswer{Gate: a.gateValue(),
 		Machine: r.ID, Generation: r.Credential.Generation, Status: admission(did.Outcome), Name: r.Name, Owner: r.Owner,
 	})
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -9,8 +10,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/rotation"
 	"fleet.example/fleet/planed/store"
 )
 
@@ -24,6 +27,9 @@ type metrics struct {
 	shed        prometheus.Counter
 	unknown     prometheus.Counter
 	requests    *prometheus.CounterVec
+	gateRefused prometheus.Counter
+	// Uses of the gate token that is to be accepted no more.
+	retiringMachine, retiringUnknown prometheus.Counter
 }
 
 func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics {
@@ -45,11 +51,16 @@ func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics
 		Name: "fleet_requests_shed_total", Help: "Requests refused with 503 because too many were under way."})
 	m.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fleet_requests_total", Help: "Requests, by route and status."}, []string{"route", "status"})
+	m.gateRefused = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fleet_gate_refused_total", Help: "Requests that were turned away at the gate."})
+	retiring := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fleet_gate_retiring_uses_total", Help: "Uses of the gate token that a rotation retires, by machines that proved who they are and by unknown callers."}, []string{"caller"})
+	m.retiringMachine, m.retiringUnknown = retiring.WithLabelValues("machine"), retiring.WithLabelValues("unknown")
 	m.unknown = m.requests.WithLabelValues("unknown", "404")
 	gauge := func(name, help string, f func(store.Stats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return f(st.Stats()) })
 	}
-	m.registry.MustRegister(checks, m.checkFailed, rotations, &pending{st, p}, m.shed, m.requests,
+	m.registry.MustRegister(checks, m.checkFailed, rotations, &pending{st, p}, m.shed, m.requests, m.gateRefused, retiring,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("fleet_machines", "Machines that are not deleted.", func(s store.Stats) float64 { return float64(s.Machines) }),
 		gauge("fleet_tombstones", "Deleted machines that are remembered.", func(s store.Stats) float64 { return float64(s.Tombstones) }),
@@ -88,6 +99,65 @@ func (c *pending) Collect(ch chan<- prometheus.Metric) {
 	for state, count := range map[string]int{"requested": n.Requested, "staged": n.Staged, "stuck": n.Stuck} {
 		ch <- prometheus.MustNewConstMetric(pendingDesc, prometheus.GaugeValue, float64(count), state)
 	}
+}
+
+// rotates adds what there is to know of one engine.
+func (m *metrics) rotates(e *rotation.Engine, now func() time.Time) {
+	m.registry.MustRegister(&steps{e, now})
+}
+
+// steps collects where an engine's rotation is.
+type steps struct {
+	engine *rotation.Engine
+	now    func() time.Time
+}
+
+var (
+	stepDesc = prometheus.NewDesc("fleet_rotation_step",
+		"1 for the step in which the rotation of a kind of material is, 0 for the others; idle when none is under way.", []string{"kind", "step"}, nil)
+	stepAgeDesc = prometheus.NewDesc("fleet_rotation_step_age_seconds",
+		"Time since the rotation's step began; 0 when none is under way.", []string{"kind"}, nil)
+	ageDesc = prometheus.NewDesc("fleet_rotation_age_seconds",
+		"Time since the rotation began; 0 when none is under way.", []string{"kind"}, nil)
+	stragglersDesc = prometheus.NewDesc("fleet_rotation_stragglers",
+		"Machines that have not presented the version that they are to hold and were not left; 0 when no rotation is under way.", []string{"kind"}, nil)
+	versionDesc = prometheus.NewDesc("fleet_rotation_version",
+		"The version that machines are to hold.", []string{"kind"}, nil)
+)
+
+func (*steps) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{stepDesc, stepAgeDesc, ageDesc, stragglersDesc, versionDesc} {
+		ch <- d
+	}
+}
+
+func (c *steps) Collect(ch chan<- prometheus.Metric) {
+	kind := c.engine.Kind
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{kind}, labels...)...)
+	}
+	s, err := c.engine.Store.RotationState(context.Background(), kind)
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(stepDesc, err)
+		return
+	}
+	in, stepAge, age, behind := wire.RotationIdle, 0.0, 0.0, 0
+	if s.Running() {
+		in = s.Run.Step
+		stepAge, age = c.now().Sub(s.Run.StepAt).Seconds(), c.now().Sub(s.Run.StartedAt).Seconds()
+		behind = c.engine.Store.Tally(kind, s.Target(), s.Left).Behind
+	}
+	for _, step := range []string{wire.RotationIdle, wire.StepWiden, wire.StepRoll, wire.StepProve, wire.StepNarrow} {
+		v := 0.0
+		if step == in {
+			v = 1
+		}
+		gauge(stepDesc, v, step)
+	}
+	gauge(stepAgeDesc, stepAge)
+	gauge(ageDesc, age)
+	gauge(stragglersDesc, float64(behind))
+	gauge(versionDesc, float64(s.Target()))
 }
 
 // routeCounters are a route's counters, the common one made beforehand.

@@ -10,6 +10,7 @@ import (
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/login"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/rotation"
 	"fleet.example/fleet/planed/store"
 )
 
@@ -63,6 +64,10 @@ func (a *API) explain(err error) (int, wire.ErrorDetail) {
 		return http.StatusNotFound, detail(wire.CodeNotFound)
 	case errors.Is(err, machine.ErrNotYours):
 		return http.StatusForbidden, detail(wire.CodeForbidden)
+	case errors.Is(err, rotation.ErrNone), errors.Is(err, rotation.ErrNarrowing), errors.Is(err, rotation.ErrNothing), errors.Is(err, rotation.ErrTooMany):
+		return http.StatusConflict, detail(wire.CodeConflict)
+	case errors.Is(err, rotation.ErrDrill), errors.Is(err, rotation.ErrRotation):
+		return http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: err.Error(), Hint: "fleet rotate gate --status shows it; --abort goes back"}
 	case errors.Is(err, store.ErrNoPerson):
 		return http.StatusNotFound, detail(wire.CodeNotFound)
 	case errors.Is(err, store.ErrLastOwner):

@@ -10,13 +10,21 @@ import (
 type Who int
 
 const (
-	Public  Who = iota // anybody; the answer says nothing about the fleet
-	Machine            // a machine's credential, judged by the store in the transaction that acts
-	Person             // a person's session
-	Owner              // a person's session with the role owner
-	Scoped             // a person's session, or a token with one of the route's scopes
-	AnyOne             // a person's session, or any token
+	Public    Who = iota // anybody; the answer says nothing about the fleet
+	Machine              // a machine's credential, judged by the store in the transaction that acts; behind the gate
+	Enrolling            // a machine that has no credential yet; behind the gate
+	Sleeper              // a machine's credential, in front of the gate: whoever holds a retired gate token gets in again here
+	Person               // a person's session
+	Owner                // a person's session with the role owner
+	Scoped               // a person's session, or a token with one of the route's scopes
+	AnyOne               // a person's session, or any token
 )
+
+// gated reports whether the gate stands in front of the route.
+func (w Who) gated() bool { return w == Machine || w == Enrolling }
+
+// own reports whether the route's handler authenticates the caller itself.
+func (w Who) own() bool { return w == Public || w == Sleeper || w.gated() }
 
 // Route is one line of the table.
 type Route struct {
@@ -43,9 +51,10 @@ var Routes = []Route{
 
 	{"POST", wire.PathCheck, Machine, nil, wire.MaxCheckBody, (*API).check},
 	{"POST", wire.PathRotate, Machine, nil, smallBody, (*API).rotate},
+	{"GET", wire.PathMaterial + "/{kind}/{version}", Sleeper, nil, 0, (*API).material},
 
-	{"POST", wire.PathEnroll, Public, nil, smallBody, (*API).enroll},
-	{"POST", wire.PathEnrollPoll, Public, nil, smallBody, (*API).poll},
+	{"POST", wire.PathEnroll, Enrolling, nil, smallBody, (*API).enroll},
+	{"POST", wire.PathEnrollPoll, Enrolling, nil, smallBody, (*API).poll},
 	{"POST", wire.PathEnrollmentLook, Person, nil, smallBody, (*API).lookAtCode},
 	{"POST", wire.PathEnrollmentApprove, Person, nil, loginBody, (*API).approve},
 	{"POST", wire.PathEnrollmentDeny, Person, nil, smallBody, (*API).deny},
@@ -64,6 +73,9 @@ var Routes = []Route{
 	{"POST", wire.PathMachines + "/{id}/transfer", Person, nil, smallBody, (*API).transfer},
 	{"POST", wire.PathMachines + "/{id}/labels", Person, nil, adminBody, (*API).label},
 	{"POST", wire.PathMachines + "/{id}/requests", Scoped, []string{wire.ScopeRotate, wire.ScopeLogs}, smallBody, (*API).ask},
+
+	{"GET", wire.PathRotations + "/{kind}", Scoped, readScope, 0, (*API).rotation},
+	{"POST", wire.PathRotations + "/{kind}", Scoped, []string{wire.ScopeRotate}, loginBody, (*API).steer},
 
 	{"GET", wire.PathAudit, Scoped, readScope, 0, (*API).audit},
 	{"GET", wire.PathAuditHead, Scoped, readScope, 0, (*API).auditHead},

@@ -28,6 +28,10 @@ type Check struct {
 	At        time.Time
 	// Two says that the marks are those of two machines. The store finds out.
 	Two bool
+	// Gate is the version of the gate token that came along, 0 for none, and
+	// Retiring says that it is to be accepted no more.
+	Gate     int64
+	Retiring bool
 }
 
 // Heard is what a check did.
@@ -64,6 +68,9 @@ func (r *Row) Hear(c Check, body *wire.CheckBody) Heard {
 	same := r.Told.Plain(c)
 	r.Told.Instance, r.Told.Seq = c.Mark.Instance, c.Mark.Seq
 	r.LastCheck = c.At
+	if r.Gate != c.Gate {
+		r.Gate, h.Changed = c.Gate, true
+	}
 	if same {
 		return h
 	}

@@ -29,6 +29,11 @@ func (p Policy) Silence() time.Duration {
 	return max(12*p.MinGap(), 2*p.Interval+2*p.MinGap())
 }
 
+// Flat is for how long nobody may have used a material that is to be accepted no
+// more: longer than the slowest machine waits between two checks, one of which
+// may be lost.
+func (p Policy) Flat() time.Duration { return 2*p.Interval + p.MinGap() }
+
 // Epoch is what a store knows about its own absence: Opened is when it was
 // opened, Alive the last instant of the run before at which it is known to
 // have been working. Alive is zero for a new store.

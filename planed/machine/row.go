@@ -53,7 +53,17 @@ type Row struct {
 	// CloneSuspected says that two machines present this identity. It stands
 	// until one of them alone can: a new generation, or another admission.
 	CloneSuspected bool
-	Deleted        *Deleted
+	// Gate is the version of the gate token that was presented last, 0 for none.
+	Gate     int64
+	GateUses GateUses
+	Deleted  *Deleted
+}
+
+// GateUses are uses of the gate token's retiring version, since it became that.
+// Coalesced, like LastCheck.
+type GateUses struct {
+	Count int64
+	Last  time.Time // zero: never
 }
 
 // Told is what the machine said of itself last.
@@ -290,6 +300,7 @@ func (r *Row) Delete(by By, now time.Time) ([]audit.Event, error) {
 	r.Deleted = &Deleted{At: now, By: by.Actor}
 	r.Installation = secret.Digest{}
 	r.Labels, r.Told, r.Asked, r.StagedAt, r.CloneSuspected = nil, Told{}, Asked{}, time.Time{}, false
+	r.Gate, r.GateUses = 0, GateUses{}
 	return r.events(now, by.Actor, "machine.delete", map[string]string{"name": r.Name, "owner": r.Owner}), nil
 }
 
@@ -319,6 +330,11 @@ type Rotated struct {
 	Standing identity.Standing // of the presented secret, before; Next means that it was promoted
 	Staged   bool              // the digest is the next generation's now, and was not before
 	Changed  bool              // the row has to be written
+}
+
+// Use judges a presented secret on behalf of a request that does nothing else.
+func (r *Row) Use(presented secret.Digest, now time.Time) (identity.Standing, []audit.Event, bool) {
+	return r.use(presented, now)
 }
 
 func (r *Row) use(presented secret.Digest, now time.Time) (identity.Standing, []audit.Event, bool) {

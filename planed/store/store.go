@@ -32,6 +32,7 @@ import (
 	"fleet.example/fleet/planed/audit"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/rotation"
 )
 
 // Errors that callers tell apart.
@@ -207,6 +208,19 @@ type Token struct {
 	LastUsed  time.Time
 }
 
+// Material is what the store does for the rotation of what all machines hold.
+// The kinds of callers are those of rotation.Store.
+type Material interface {
+	rotation.Store
+	// Material reads a machine's row live, for what stands outside the gate. A
+	// standing other than Current or Next is a refusal; using Next promotes it.
+	Material(ctx context.Context, machine string, presented secret.Digest, now time.Time) (identity.Standing, error)
+	// MachineUsed and CallerUsed count a use of the retiring gate token, by a
+	// machine that proved who it is, or by whoever calls a path without that.
+	MachineUsed(machine string, now time.Time)
+	CallerUsed(path string, now time.Time)
+}
+
 // Principals is what the store does for persons and tokens.
 type Principals interface {
 	Login(ctx context.Context, l Login) (Person, error)
@@ -264,6 +278,7 @@ type Store interface {
 	Persons
 	Enrolments
 	Web
+	Material
 	Auditor
 	Maintenance
 }

@@ -23,9 +23,9 @@ import (
 
 // format is the version of the file's content that this package writes. A field
 // that an older planed would drop or not heed raises it: since 2 a person may
-// be locked. Files of every format from 1 on are taken and brought to this one
+// be locked, since 3 material rotates. Files of every format from 1 on are taken and brought to this one
 // when they are opened.
-const format = 2
+const format = 3
 
 var (
 	bucketMeta         = []byte("meta")
@@ -41,9 +41,11 @@ var (
 	bucketEnrolment    = []byte("enrolment")    // code's digest → enrolmentRecord
 	bucketEnrolled     = []byte("enrolled")     // poll secret's digest → enrolledRecord
 	bucketGuess        = []byte("guess")        // person → guessRecord
+	bucketRotation     = []byte("rotation")     // kind of material → rotationRecord
+	bucketUses         = []byte("uses")         // page number or path → uses of what retires
 
 	buckets = [][]byte{bucketMeta, bucketMachine, bucketSeen, bucketInstallation, bucketPerson, bucketKey,
-		bucketSession, bucketInvitation, bucketToken, bucketAudit, bucketEnrolment, bucketEnrolled, bucketGuess}
+		bucketSession, bucketInvitation, bucketToken, bucketAudit, bucketEnrolment, bucketEnrolled, bucketGuess, bucketRotation, bucketUses}
 
 	metaFormat = []byte("format")
 	metaAlive  = []byte("alive") // when the store was last known to work
@@ -74,6 +76,8 @@ type Store struct {
 	shards  [shards]shard
 	people  people
 	waiting waiting
+	uses    uses
+	planes  replicas
 
 	// Owned by the writer once it runs.
 	head wire.AuditHead
@@ -275,6 +279,9 @@ func (s *Store) load() error {
 		if err := s.waiting.load(t); err != nil {
 			return err
 		}
+		if err := s.uses.load(t); err != nil {
+			return err
+		}
 		return s.people.load(t)
 	})
 }
@@ -358,6 +365,11 @@ func (s *Store) Flush(ctx context.Context) error {
 		if err := s.people.putUsed(t, used); err != nil {
 			return err
 		}
+		some, err := s.uses.flush(t)
+		if err != nil {
+			return err
+		}
+		idle = idle && !some
 		s.status.Lock()
 		recent := now.Sub(s.status.lastFlush) < aliveEvery
 		s.status.Unlock()

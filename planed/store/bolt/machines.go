@@ -37,10 +37,16 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	case out.Standing == identity.Behind:
 		h.behind = milli(c.At)
 		sh.mu.Unlock()
+		if c.Retiring {
+			s.used(index, c.At)
+		}
 		return out, nil
 	case out.Standing != identity.Current && out.Standing != identity.Next:
 		sh.mu.Unlock()
 		return out, nil
+	}
+	if c.Retiring {
+		s.used(index, c.At)
 	}
 	two := h.lines.Heard(c.Mark.Instance, c.Mark.Mark, c.Given[:]) && !h.two
 	if out.Standing == identity.Current && counted && c.Mark.Seq < h.seq {
@@ -57,7 +63,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	switch {
 	case two:
 		c.Two = true
-	case out.Standing == identity.Current && counted && h.body == c.Digest:
+	case out.Standing == identity.Current && counted && h.body == c.Digest && h.gate == c.Gate:
 		h.seq = c.Mark.Seq
 		sh.mu.Unlock()
 		s.heard(index, c.At)
@@ -124,6 +130,7 @@ func (s *Store) catchUp(r *machine.Row) {
 // recall gives a row that is shown what only memory knows.
 func (s *Store) recall(r *machine.Row, index uint32) {
 	r.LastCheck = s.lastHeard(index)
+	r.GateUses = s.uses.of(index)
 	k, _ := keyOf(r.ID)
 	sh := s.shard(k)
 	sh.mu.Lock()
@@ -240,6 +247,7 @@ func (s *Store) admit(t *tx, a machine.Admission, now time.Time) (out store.Admi
 		return out, err
 	}
 	t.after = append(t.after, func() {
+		s.uses.forget(index)
 		s.warm(r, index)
 		s.count(r, 1)
 	})

@@ -37,6 +37,7 @@ type record struct {
 	Logs         time.Time         `json:"logs,omitzero"`
 	Rotate       time.Time         `json:"rotate,omitzero"`
 	Clone        bool              `json:"clone_suspected,omitempty"`
+	Gate         int64             `json:"gate,omitempty"`
 	DeletedAt    time.Time         `json:"deleted_at,omitzero"`
 	DeletedBy    string            `json:"deleted_by,omitempty"`
 }
@@ -94,7 +95,7 @@ func encode(r *machine.Row, index uint32) []byte {
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt.UTC(),
 		},
-		Logs: r.Asked.Logs, Rotate: r.Asked.Rotate, Clone: r.CloneSuspected,
+		Logs: r.Asked.Logs, Rotate: r.Asked.Rotate, Clone: r.CloneSuspected, Gate: r.Gate,
 	}
 	if t.Digest != [16]byte{} {
 		rec.Told.Body = t.Digest[:]
@@ -132,7 +133,7 @@ func decode(id string, b []byte) (*machine.Row, uint32, error) {
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt,
 		},
-		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate}, CloneSuspected: rec.Clone,
+		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate}, CloneSuspected: rec.Clone, Gate: rec.Gate,
 	}
 	// A version before this one did not say since when; it was after that.
 	if r.StagedAt.IsZero() && !r.Credential.Next.IsZero() && rec.DeletedAt.IsZero() {

@@ -23,6 +23,8 @@ func keyOf(id string) (k key, ok bool) {
 	return k, true
 }
 
+func idOf(k key) string { return wire.MachineIDPrefix + string(k[:]) }
+
 // hot is what a plain check needs of a row: about 300 bytes, and no pointer, so
 // that a hundred thousand of them cost the garbage collector nothing.
 type hot struct {
@@ -36,6 +38,7 @@ type hot struct {
 	behind   int64  // when a superseded secret was presented last
 	stale    uint64 // the last sequence number that was below seq, and was passed over
 	lines    machine.Lines
+	gate     int64  // version of the gate token that was presented last
 	index    uint32 // of its time of last check
 	said     bool
 	two      bool // suspected
@@ -113,6 +116,7 @@ func (s *Store) warm(r *machine.Row, index uint32) {
 	h.two = r.CloneSuspected
 	h.logs, h.rotate = milli(r.Asked.Logs), milli(r.Asked.Rotate)
 	h.staged = milli(r.StagedAt)
+	h.gate = r.Gate
 }
 
 // behind records that a superseded secret was presented.

@@ -1,0 +1,133 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"strconv"
+
+	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/identity"
+)
+
+// proof marks a request by which the plane looks at its own gate.
+type proof struct{}
+
+// pass decides the gate. Exactly one header is taken: of two it would be
+// unclear which one something in front of the plane looked at.
+func (a *API) pass(c *call) bool {
+	h := c.r.Header[wire.HeaderGate]
+	ok := len(h) == 1
+	if ok {
+		c.gate, ok = a.Gate.Judge(h[0])
+	}
+	if c.r.Context().Value(proof{}) != nil {
+		c.gate.Retiring = false // counted for nobody
+		return ok
+	}
+	if !ok {
+		a.metrics.gateRefused.Inc()
+		a.Gate.Refused.Add(a.Now(), a.Policy.Silence())
+	}
+	return ok
+}
+
+// retiring counts a use of the gate token that is to be accepted no more. The
+// handler has counted it where it knows the machine.
+func (a *API) retiring(rt *Route, c *call) {
+	if c.told {
+		a.metrics.retiringMachine.Inc()
+		return
+	}
+	a.metrics.retiringUnknown.Inc()
+	a.Store.CallerUsed(rt.Path, a.Now())
+}
+
+// usedBy counts a use of the retiring gate token for the machine that a handler
+// has judged. Every handler of a gated route but the check's, whose store does it
+// on its way, calls it.
+func (a *API) usedBy(c *call, id string, s identity.Standing) {
+	if !c.gate.Retiring || s == identity.Unknown || s == identity.Revoked {
+		return
+	}
+	a.Store.MachineUsed(id, a.Now())
+	c.told = true
+}
+
+func (a *API) gateValue() *wire.CredentialGate {
+	if a.Gate == nil {
+		return nil
+	}
+	v, ok := a.Gate.Value()
+	if !ok {
+		return nil
+	}
+	return &v
+}
+
+// material is GET /v1/material/{kind}/{version}. It stands in front of the gate,
+// so that a machine that slept through a rotation gets in again, and takes a
+// live credential. A version is named by its number; whoever asks for one that
+// is not given any more is told the number of the one that is.
+func (a *API) material(c *call) error {
+	id, presented := machineBearer(c.r)
+	s, err := a.Store.Material(c.ctx(), id, presented, a.Now())
+	if err != nil {
+		return err
+	}
+	if s == identity.Next {
+		a.metrics.confirmed.Inc()
+	}
+	if err := standing(s, id); err != nil {
+		return err
+	}
+	gone := &refusal{http.StatusNotFound, wire.ErrorDetail{Code: wire.CodeNotFound, Message: "there is no such material"}}
+	version, err := strconv.ParseInt(c.r.PathValue("version"), 10, 64)
+	if err != nil || c.r.PathValue("kind") != wire.MaterialGate {
+		return gone
+	}
+	v := a.gateValue()
+	switch {
+	case v == nil:
+		return gone
+	case v.Version != version:
+		gone.detail.Want = map[string]int64{wire.MaterialGate: v.Version}
+		return gone
+	}
+	return c.answer(wire.Material{Schema: wire.SchemaMaterial, Kind: wire.MaterialGate, Version: v.Version, Value: v.Value})
+}
+
+// Present makes a check with a gate token and nothing else, and reports whether
+// it was turned away at the gate: beyond it the answer is that the check's
+// header is missing. handler is what serves the plane's listener.
+func Present(ctx context.Context, handler http.Handler, value string) (refused bool, err error) {
+	r, err := http.NewRequestWithContext(context.WithValue(ctx, proof{}, true), http.MethodPost, wire.PathCheck, bytes.NewReader(nil))
+	if err != nil {
+		return false, err
+	}
+	r.Header.Set(wire.HeaderGate, value)
+	w := &seen{header: http.Header{}}
+	handler.ServeHTTP(w, r)
+	switch w.status {
+	case http.StatusUnauthorized:
+		return true, nil
+	case http.StatusBadRequest:
+		return false, nil
+	}
+	return false, &refusal{w.status, wire.ErrorDetail{Code: wire.CodeBusy, Message: "the plane answers itself with status " + strconv.Itoa(w.status)}}
+}
+
+// seen keeps an answer's status.
+type seen struct {
+	header http.Header
+	status int
+}
+
+func (s *seen) Header() http.Header { return s.header }
+func (s *seen) Write(b []byte) (int, error) {
+	if s.status == 0 {
+		s.status = http.StatusOK
+	}
+	return len(b), nil
+}
+func (s *seen) WriteHeader(status int) { s.status = status }
