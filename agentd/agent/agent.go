@@ -36,6 +36,7 @@ import (
 
 	"fleet.example/fleet/agentd/account"
 	"fleet.example/fleet/agentd/check"
+	"fleet.example/fleet/agentd/clock"
 	"fleet.example/fleet/agentd/credential"
 	"fleet.example/fleet/agentd/latch"
 	"fleet.example/fleet/agentd/locate"
@@ -297,8 +298,8 @@ func (a *Agent) startChecks() *checks {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &checks{cancel: cancel, done: make(chan struct{}), loop: &check.Loop{
 		Store: a.store, Body: a.body, Log: a.Log, Changed: func() { a.probes.Recheck() },
-		Skewed: a.probes.Soon,
-		Dial:   func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
+		Skewed: a.probes.Soon, Clock: clock.New(clock.Machine()),
+		Dial: func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
 	}}
 	c.loop.Init()
 	a.loop.Store(c.loop)
@@ -354,6 +355,11 @@ func (a *Agent) findings() []wire.Finding {
 	}
 	if st.State == wire.CredentialBehind {
 		add("credential_behind", wire.SeverityBlock, "the plane knows a later generation than this machine has", "restore the data directory's credential, or delete and install the machine again")
+	}
+	if l := a.loop.Load(); l != nil {
+		if off := l.ClockTrouble(); off != "" {
+			add("clock_skew", wire.SeverityBlock, off, "turn on time synchronisation: sudo timedatectl set-ntp true")
+		}
 	}
 	if a.draining.Load() {
 		add("draining", wire.SeverityBlock, "a person asked this machine to take no new work", "fleet undrain")

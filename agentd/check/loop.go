@@ -12,8 +12,12 @@
 // answer between (R22). Then it waits for an install.
 //
 // Go's timers stand still while a machine sleeps. The loop therefore never
-// waits longer than wakeEvery at once and compares wall clocks: after a jump
-// the kept connection is dropped and a check is due.
+// waits longer than wakeEvery at once and compares the clocks: after a sleep or
+// a step of the wall clock the kept connection is dropped and a check is due,
+// as soon as the clock is right or package clock's bound is over (R27). A plane
+// whose certificate is not valid by this machine's clock makes a blocker,
+// `clock_skew`, and nothing else: the tries go on, and with the step that puts
+// the clock right one is due at once.
 //
 // The package knows nothing of probes, sessions or service managers.
 package check
@@ -31,6 +35,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"fleet.example/fleet/agentd/clock"
 	"fleet.example/fleet/agentd/credential"
 	"fleet.example/fleet/agentd/plane"
 	"fleet.example/fleet/core/wire"
@@ -38,7 +43,6 @@ import (
 
 const (
 	wakeEvery  = 15 * time.Second
-	jumpLimit  = 10 * time.Second
 	lastBudget = 5 * time.Second // a stop's last check
 	workBudget = time.Minute
 )
@@ -58,14 +62,17 @@ type Loop struct {
 	Dial func(credential.Plane, *wire.CredentialGate) (Plane, error)
 	// Body returns what the machine says of itself, from memory.
 	Body func() wire.CheckBody
-	// Changed is called by the worker when the credential's state or its last
-	// write's success became another, for the blockers that follow from them.
+	// Changed is called by the worker when the credential's state, its last
+	// write's success or ClockTrouble became another, for the blockers that
+	// follow from them.
 	Changed func()
 	// Skewed is called when the clocks' offset became another by more than a
 	// moment, also from none to one at once. It must not wait.
 	Skewed func()
 	Log    hclog.Logger
-	Now    func() time.Time // the wall clock; nil means time.Now
+	// Clock compares the machine's clocks; nil: Now alone is there, and right.
+	Clock *clock.Watch
+	Now   func() time.Time // the wall clock; nil means Clock's, or time.Now
 
 	instance string
 	kick     chan struct{}
@@ -82,12 +89,12 @@ type Loop struct {
 	due     time.Time
 	started time.Time // of the last check
 	doubted time.Time // when revoked was first heard
-	wall    time.Time // both clocks when they were last compared
-	mono    time.Time
 
 	mu          sync.Mutex
 	last        wire.LastCheck
 	lastOK      time.Time
+	okElapsed   time.Duration // lastOK, by the clock that no step moves
+	trouble     string        // why the plane cannot be told by this clock
 	offset      *time.Duration
 	toldOffset  time.Duration // what Skewed was called about last
 	requests    wire.Requests
@@ -106,10 +113,17 @@ func (l *Loop) Init() {
 	l.instance = strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
 	l.kick, l.work, l.reload, l.regate = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	l.pace = newPace()
-	if l.Now == nil {
+	switch {
+	case l.Now != nil:
+	case l.Clock != nil:
+		l.Now = l.Clock.Now
+	default:
 		l.Now = time.Now
 	}
 	l.Now = stripMonotonic(l.Now)
+	if l.Clock == nil {
+		l.Clock = clock.New(clock.Fixed(l.Now))
+	}
 	l.last.IntervalS = l.pace.interval.Seconds()
 }
 
@@ -148,7 +162,15 @@ func (l *Loop) Status() *wire.LastCheck {
 func (l *Loop) Fresh() (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.lastOK, !l.lastOK.IsZero() && l.Now().Sub(l.lastOK) <= 2*seconds(l.last.IntervalS)+20*time.Second
+	return l.lastOK, !l.lastOK.IsZero() && l.Clock.Elapsed()-l.okElapsed <= 2*seconds(l.last.IntervalS)+20*time.Second
+}
+
+// ClockTrouble says, while the plane's certificate is not valid by this
+// machine's clock, by how much it is out; otherwise it is empty.
+func (l *Loop) ClockTrouble() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.trouble
 }
 
 // Offset is the plane's clock minus the machine's, or nil before an answer.
@@ -165,7 +187,6 @@ func (l *Loop) Run(ctx context.Context) {
 	wctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { l.worker(wctx) })
-	l.jump()
 	l.due = l.Now()
 	l.open()
 	for {
@@ -187,8 +208,8 @@ func (l *Loop) await(ctx context.Context) bool {
 		// clock in just that time, so the clocks are compared here, not only over a
 		// wait: a start that lies in the future would hold the next check back until
 		// then.
-		if by := l.jump(); by > jumpLimit || by < -jumpLimit {
-			l.Log.Info("wall clock jumped", "by", by.Round(time.Second))
+		if c := l.Clock.Look(); c.Matters() {
+			l.Log.Info("the clocks went apart", "slept", c.Slept.Round(time.Second), "stepped", c.Stepped.Round(time.Second))
 			if l.client != nil {
 				l.client.Close()
 			}
@@ -201,7 +222,9 @@ func (l *Loop) await(ctx context.Context) bool {
 		}
 		wait := l.due.Sub(now)
 		if wait <= 0 {
-			return ctx.Err() == nil
+			if wait = l.Clock.Hold(l.pace.settle()); wait == 0 {
+				return ctx.Err() == nil
+			}
 		}
 		t := time.NewTimer(min(wait, wakeEvery))
 		select {
@@ -220,15 +243,6 @@ func (l *Loop) await(ctx context.Context) bool {
 		}
 		t.Stop()
 	}
-}
-
-// jump returns by how much the wall clock ran ahead of the other one since they
-// were last compared: the machine slept, or its clock was set.
-func (l *Loop) jump() time.Duration {
-	wall, mono := l.Now(), time.Now()
-	by := wall.Sub(l.wall) - mono.Sub(l.mono)
-	l.wall, l.mono = wall, mono
-	return by
 }
 
 // open makes the client for where the files point now.
@@ -270,6 +284,7 @@ func (l *Loop) ready() (credential.Credential, bool) {
 
 func (l *Loop) check(ctx context.Context, cred credential.Credential) {
 	l.started = l.Now()
+	began := time.Now()
 	l.seq++
 	answer, err := l.client.Check(ctx, cred, l.header(), l.body(cred, wire.Lifecycle{State: wire.SaidRunning}))
 	if ctx.Err() != nil {
@@ -283,7 +298,7 @@ func (l *Loop) check(ctx context.Context, cred credential.Credential) {
 		wait = l.pace.answered(answer)
 		l.Store.Accepted(cred, now)
 		l.Store.GateAccepted(l.gate)
-		l.note(answer, now)
+		l.note(answer, now, time.Since(began))
 		l.mu.Lock()
 		l.answered, l.want, l.shut, l.gone = cred, answer.Want[wire.MaterialGate], false, false
 		l.mu.Unlock()
@@ -291,12 +306,35 @@ func (l *Loop) check(ctx context.Context, cred credential.Credential) {
 	} else {
 		wait = l.refusal(cred, err, now)
 	}
+	l.judge(err)
 	l.due = l.started.Add(wait)
 	l.report(err, now, wait)
 }
 
 func (l *Loop) header() wire.CheckMark {
 	return wire.CheckMark{Instance: l.instance, Seq: l.seq, Mark: l.mark, Clock: l.Now()}
+}
+
+// judge keeps whether it is the clock that keeps the plane away. Whatever else
+// comes back, the plane's own refusal too, came over a certificate that is valid
+// now; a connection that failed tells nothing new.
+func (l *Loop) judge(err error) {
+	var off *plane.ClockError
+	var answered *plane.Refusal
+	trouble := ""
+	switch {
+	case errors.As(err, &off):
+		trouble = off.Error()
+	case err != nil && !errors.As(err, &answered):
+		return
+	}
+	l.mu.Lock()
+	changed := (l.trouble == "") != (trouble == "")
+	l.trouble = trouble
+	l.mu.Unlock()
+	if changed {
+		poke(l.work)
+	}
 }
 
 // refusal decides what a check that did not succeed leads to.
@@ -354,13 +392,14 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 const offsetMatters = 5 * time.Second
 
 // note keeps what an answer says besides the pace.
-func (l *Loop) note(a *wire.CheckAnswer, now time.Time) {
+func (l *Loop) note(a *wire.CheckAnswer, now time.Time, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lastOK = now
+	l.lastOK, l.okElapsed = now, l.Clock.Elapsed()
 	if !a.PlaneTime.IsZero() {
-		// Half of the round trip passed since the plane read its clock.
-		off := a.PlaneTime.Sub(l.started.Add(now.Sub(l.started) / 2))
+		// Half of the round trip passed since the plane read its clock. It is
+		// measured on the clock that is not set, and taken from the one that is.
+		off := a.PlaneTime.Sub(now.Add(-took / 2))
 		l.offset = &off
 		if moved := off - l.toldOffset; l.Skewed != nil && (moved > offsetMatters || -moved > offsetMatters) {
 			l.toldOffset = off
@@ -489,7 +528,7 @@ func revoked(err error, machine string) bool {
 
 // worker does what answers lead to on disk and in further requests.
 func (l *Loop) worker(ctx context.Context) {
-	said := ""
+	said, trouble := "", ""
 	state := l.Store.Status()
 	for {
 		select {
@@ -506,7 +545,8 @@ func (l *Loop) worker(ctx context.Context) {
 			}
 			continue
 		}
-		if client != nil {
+		off := l.ClockTrouble()
+		if client != nil && off == "" {
 			l.gateWork(ctx, client)
 			wctx, cancel := context.WithTimeout(ctx, workBudget)
 			moved, err := l.Store.Advance(wctx, client, request)
@@ -522,9 +562,10 @@ func (l *Loop) worker(ctx context.Context) {
 				l.Kick()
 			}
 		}
-		if now := l.Store.Status(); l.Changed != nil && (now.State != state.State || now.Problem != state.Problem) {
-			state = now
+		now := l.Store.Status()
+		if l.Changed != nil && (now.State != state.State || now.Problem != state.Problem || (off == "") != (trouble == "")) {
 			l.Changed()
 		}
+		state, trouble = now, off
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"fleet.example/fleet/agentd/clock"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -85,6 +86,15 @@ func (p *pace) doubt() time.Duration {
 		return labGap * p.testFloor
 	}
 	return revokedGap
+}
+
+// settle is how long a connection is held back at most for a clock that is not
+// right yet.
+func (p *pace) settle() time.Duration {
+	if p.testFloor > 0 {
+		return min(clock.Settle, labGap*p.testFloor)
+	}
+	return clock.Settle
 }
 
 func (p *pace) spread(from, to time.Duration) time.Duration {

@@ -42,9 +42,10 @@ const (
 
 // Client talks to one plane. It is safe for concurrent use.
 type Client struct {
-	base string
-	gate string
-	http *http.Client
+	base  string
+	gate  string
+	roots *x509.CertPool // nil: the system's
+	http  *http.Client
 }
 
 // New makes a client that trusts p's roots alone.
@@ -70,7 +71,9 @@ func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
 		ReadBufferSize:         2 << 10,
 		DisableCompression:     true,
 	}
-	return Over(tr, p, gate), nil
+	c := Over(tr, p, gate)
+	c.roots = roots
+	return c, nil
 }
 
 // Over makes a client over a transport that is given, in place of HTTPS with
@@ -220,7 +223,7 @@ func (c *Client) do(ctx context.Context, method, path string, cred credential.Cr
 	resp, err := c.http.Do(req)
 	if err != nil {
 		c.Close() // a connection that failed is not used again (R17)
-		return explain(err)
+		return c.explain(err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, wire.MaxAnswer+1))
@@ -229,7 +232,7 @@ func (c *Client) do(ctx context.Context, method, path string, cred credential.Cr
 	}
 	if err != nil {
 		c.Close()
-		return explain(err)
+		return c.explain(err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		if err := json.Unmarshal(b, into); err != nil {
@@ -267,13 +270,16 @@ func refusal(status int, retryAfter string, body []byte) *Refusal {
 }
 
 // explain puts the commonest failures into words that say what to look at.
-func explain(err error) error {
+func (c *Client) explain(err error) error {
 	var expired x509.CertificateInvalidError
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
 	switch {
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
-		return fmt.Errorf("the plane's certificate is not valid at this machine's time; is its clock right? (%w)", err)
+		if off := c.clockError(err, time.Now()); off != nil {
+			return off
+		}
+		return fmt.Errorf("what answers is not the plane: its certificate is not from the plane's roots, nor valid now (%w)", err)
 	case errors.As(err, &unknown):
 		return fmt.Errorf("what answers is not the plane: its certificate is not from the plane's roots (%w)", err)
 	case errors.As(err, &name):

@@ -118,3 +118,41 @@ func FuzzAnswer(f *testing.F) { // R22: whatever comes back, only the exact word
 		}
 	})
 }
+
+// TestAClockIsBlamedForThePlanesOwnCertificateAlone: one that ran out and is
+// somebody else's says nothing of this machine's clock.
+func TestAClockIsBlamedForThePlanesOwnCertificateAlone(t *testing.T) { // R22, R27
+	for name, v := range map[string]struct {
+		ahead time.Duration
+		words string
+	}{
+		"behind by a year":      {365 * 24 * time.Hour, "361 days behind"},
+		"ahead by ten years":    {-10 * 365 * 24 * time.Hour, "9 years ahead"},
+		"ahead by fifteen days": {-15 * 24 * time.Hour, "this machine's clock is at least 24h0m"},
+	} {
+		p, doc := fakeplane.StartAt(t, v.ahead)
+		_, err := connect(t, p).Check(t.Context(), cred(doc), mark, []byte("{}"))
+		var off *ClockError
+		if !errors.As(err, &off) || !strings.Contains(err.Error(), v.words) || (off.Off < 0) != (v.ahead > 0) {
+			t.Errorf("%s: %v", name, err)
+		}
+		other, _ := fakeplane.Start(t)
+		c, err := New(credential.Plane{URL: p.URL, RootsPEM: other.Roots}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = c.Check(t.Context(), cred(doc), mark, []byte("{}")); err == nil || errors.As(err, &off) || !strings.Contains(err.Error(), "not the plane") {
+			t.Errorf("%s, of another root: %v", name, err)
+		}
+		c, err = New(credential.Plane{URL: strings.Replace(p.URL, "127.0.0.1", "localhost", 1), RootsPEM: p.Roots}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = c.Check(t.Context(), cred(doc), mark, []byte("{}")); err == nil || errors.As(err, &off) {
+			t.Errorf("%s, under another name: %v", name, err)
+		}
+		if len(p.Seen()) > 0 {
+			t.Errorf("%s: something was sent", name)
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -168,11 +169,16 @@ func (k *Keeper) settle() {
 		since[b.Code] = b.Since
 	}
 	now := &wire.Time{Time: time.Now()}
-	var all []wire.Finding
-	for _, f := range k.byProbe {
-		all = append(all, f...)
+	all := append([]wire.Finding(nil), k.own...)
+	for _, found := range k.byProbe {
+		for _, f := range found {
+			// What agentd itself finds is of now: a probe's word on the same is of
+			// its last run.
+			if !slices.ContainsFunc(k.own, func(own wire.Finding) bool { return own.Code == f.Code }) {
+				all = append(all, f)
+			}
+		}
 	}
-	all = append(all, k.own...)
 	blockers := make([]wire.Blocker, 0, len(all))
 	for _, f := range all {
 		b := wire.Blocker{Code: f.Code, Severity: f.Severity, Detail: f.Detail, Remedy: f.Remedy, Since: since[f.Code]}

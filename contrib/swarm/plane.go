@@ -35,6 +35,7 @@ type Plane struct {
 	Roots   string
 	Metrics string // where its metrics are
 	Dir     string
+	Env     []string // of planed; nil: this process's
 
 	binary   string
 	flags    []string
@@ -112,6 +113,9 @@ func (p *Plane) fill(ctx context.Context, st store.Store, n int) error {
 	return errors.Join(errs...)
 }
 
+// Credentials are the machines', as they were admitted.
+func (p *Plane) Credentials() []wire.Credential { return p.machines }
+
 func freeAddr() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -125,6 +129,7 @@ func freeAddr() (string, error) {
 func (p *Plane) Start(ctx context.Context) error {
 	p.log.Reset()
 	p.cmd = exec.Command(p.binary, p.flags...)
+	p.cmd.Env = p.Env
 	p.cmd.Stderr, p.cmd.Stdout = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
 		return err
@@ -155,8 +160,12 @@ func (p *Plane) Start(ctx context.Context) error {
 
 // Kill ends it at an instant.
 func (p *Plane) Kill() error {
+	if p.cmd == nil {
+		return nil
+	}
 	err := p.cmd.Process.Kill()
 	<-p.done
+	p.cmd = nil
 	return err
 }
 
