@@ -190,3 +190,44 @@ func TestATombstoneKeepsNothingButWhatItAnswers(t *testing.T) { // R23
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestAStepOfThePlanesClockMakesNobodyAbsent: nor present, of those who had been
+// silent. The bounds are those of a restart.
+func TestAStepOfThePlanesClockMakesNobodyAbsent(t *testing.T) { // R9, R19
+	p := Policy{Interval: 30 * time.Second}
+	for name, step := range map[string]time.Duration{
+		"10 minutes ahead": 10 * time.Minute, "a year ahead": 8760 * time.Hour, "10 minutes back": -10 * time.Minute, "a year back": -8760 * time.Hour,
+	} {
+		// The clock is set after an hour.
+		before, after := t0.Add(time.Hour), t0.Add(time.Hour+time.Second+step)
+		e := Epoch{Opened: t0}.afterParts(before, after.Sub(before), time.Second)
+		present, silent := before.Add(-20*time.Second), before.Add(-30*time.Minute)
+		for _, c := range []struct {
+			what string
+			last time.Time
+			now  time.Duration
+			want string
+		}{
+			{"who was present", present, time.Second, wire.Present},
+			{"who was present, and is silent since", present, 5 * time.Minute, wire.Absent},
+			{"who was silent", silent, time.Second, wire.Absent},
+			{"who checks on", after.Add(30 * time.Second), time.Minute, wire.Present},
+			{"who checked on, and is silent since", after.Add(30 * time.Second), 5 * time.Minute, wire.Absent},
+		} {
+			if got, _ := p.Presence(c.last, after.Add(c.now), e); got != c.want {
+				t.Errorf("%s: %s is %s, want %s", name, c.what, got, c.want)
+			}
+		}
+	}
+}
+
+func TestSlewAndRunningTimeAreNoStep(t *testing.T) {
+	e := Epoch{Opened: t0}
+	if got := e.afterParts(t0, time.Hour+5*time.Second, time.Hour); got != e {
+		t.Errorf("%+v", got)
+	}
+	now := time.Now()
+	if got := e.After(now, now.Add(48*time.Hour)); got != e {
+		t.Errorf("%+v", got)
+	}
+}

@@ -36,19 +36,45 @@ func (p Policy) Flat() time.Duration { return 2*p.Interval + p.MinGap() }
 
 // Epoch is what a store knows about its own absence: Opened is when it was
 // opened, Alive the last instant of the run before at which it is known to
-// have been working. Alive is zero for a new store.
+// have been working. Alive is zero for a new store. A step of the plane's clock,
+// or a sleep of its host, ends a run like a restart does.
 type Epoch struct {
 	Opened, Alive time.Time
+}
+
+// stepped is a difference between two clocks that is no slew.
+const stepped = 10 * time.Second
+
+// After returns the epoch in force at now, when at seen it was e. Both have a
+// monotonic reading, unless a test's clock makes them.
+func (e Epoch) After(seen, now time.Time) Epoch {
+	return e.afterParts(seen.Round(0), now.Round(0).Sub(seen.Round(0)), now.Sub(seen))
+}
+
+// afterParts is After with the times by which the two clocks went on.
+func (e Epoch) afterParts(seen time.Time, wall, ran time.Duration) Epoch {
+	if by := wall - ran; by < stepped && by > -stepped {
+		return e
+	}
+	return Epoch{Opened: seen.Add(wall), Alive: seen.Add(ran)}
 }
 
 // heardUntil returns the instant from which silence is counted. A machine that
 // was present when the plane went away has been silent only since the plane
 // came back: a plane's outage makes nobody absent (R19).
-func (p Policy) heardUntil(last time.Time, e Epoch) time.Time {
+func (p Policy) heardUntil(last, now time.Time, e Epoch) time.Time {
+	// A check from the future is of before the plane's clock was set back. Two
+	// requests side by side make a difference too, a small one.
+	future := last.After(now.Add(p.Silence()))
 	// With no such instant on record the run before was shorter than the pause
 	// between two records, and whoever was heard was heard in it.
-	if last.Before(e.Opened) && (e.Alive.IsZero() || e.Alive.Sub(last) <= p.Silence()) {
+	switch {
+	case !future && !last.Before(e.Opened):
+		return last
+	case e.Alive.IsZero() || e.Alive.Sub(last) <= p.Silence():
 		return e.Opened
+	case future:
+		return e.Opened.Add(-p.Silence()) // silent already when the clock was set
 	}
 	return last
 }
@@ -58,7 +84,7 @@ func (p Policy) Presence(last, now time.Time, e Epoch) (word string, absentSince
 	if last.IsZero() {
 		return wire.Never, time.Time{}
 	}
-	end := p.heardUntil(last, e).Add(p.Silence())
+	end := p.heardUntil(last, now, e).Add(p.Silence())
 	if now.After(end) {
 		return wire.Absent, end
 	}

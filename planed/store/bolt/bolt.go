@@ -69,10 +69,14 @@ type Options struct {
 
 // Store is a store.Store over one bbolt file.
 type Store struct {
-	path    string
-	opts    Options
-	db      *bbolt.DB
-	epoch   machine.Epoch
+	path   string
+	opts   Options
+	db     *bbolt.DB
+	epochs struct {
+		sync.Mutex
+		now  machine.Epoch
+		seen time.Time // when now was looked at last
+	}
 	shards  [shards]shard
 	people  people
 	waiting waiting
@@ -168,7 +172,8 @@ func Open(path string, opts Options) (*Store, error) {
 		db.Close()
 		return nil, err
 	}
-	s.epoch.Opened = opts.Now()
+	s.epochs.seen = opts.Now()
+	s.epochs.now.Opened = s.epochs.seen.Round(0)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	go s.write()
@@ -224,7 +229,7 @@ func (s *Store) hasBuckets() (all bool) {
 func (s *Store) load() error {
 	return s.db.View(func(t *bbolt.Tx) error {
 		if v := t.Bucket(bucketMeta).Get(metaAlive); len(v) == 8 {
-			s.epoch.Alive = time.UnixMicro(int64(binary.BigEndian.Uint64(v))).UTC()
+			s.epochs.now.Alive = time.UnixMicro(int64(binary.BigEndian.Uint64(v))).UTC()
 		}
 		if _, v := t.Bucket(bucketAudit).Cursor().Last(); v != nil {
 			e, err := decodeEntry(v)
@@ -267,8 +272,8 @@ func (s *Store) load() error {
 		// crash loses may hold a machine's first. A proven credential says that
 		// there was one, and its absence here that it came after the last group.
 		for i, issued := range proven {
-			if issued.Before(s.epoch.Alive) {
-				issued = s.epoch.Alive
+			if issued.Before(s.epochs.now.Alive) {
+				issued = s.epochs.now.Alive
 			}
 			pages[i/perPage].at[i%perPage].CompareAndSwap(0, issued.UnixMicro())
 		}
@@ -315,7 +320,14 @@ func (s *Store) grow(next uint32) {
 }
 
 // Epoch says when the store was opened and until when the run before worked.
-func (s *Store) Epoch() machine.Epoch { return s.epoch }
+func (s *Store) Epoch() machine.Epoch {
+	s.epochs.Lock()
+	defer s.epochs.Unlock()
+	now := s.opts.Now()
+	s.epochs.now = s.epochs.now.After(s.epochs.seen, now)
+	s.epochs.seen = now
+	return s.epochs.now
+}
 
 func (s *Store) flushLoop(ctx context.Context) {
 	defer close(s.flushed)
@@ -329,6 +341,7 @@ func (s *Store) flushLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			s.Epoch()    // looks at the clock, though nobody asks
 			s.Flush(ctx) // an error stands in Stats; the pages stay dirty
 		case <-prune.C:
 			s.prune(ctx)
