@@ -159,6 +159,7 @@ func (a *API) serve(rt *Route) http.Handler {
 		}
 		status, detail := a.explain(err)
 		counters.refused(status).Inc()
+		a.metrics.refusals.WithLabelValues(detail.Code).Inc()
 		if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
 			w.Header().Set("Retry-After", strconv.Itoa(retryAfter(err)))
 		}

@@ -464,3 +464,10 @@ func TestMetricsNameNobody(t *testing.T) { // R18
 		}
 	}
 }
+
+func (w *world) metrics() string {
+	w.t.Helper()
+	rec := httptest.NewRecorder()
+	w.api.MetricsHandler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	return rec.Body.String()
+}

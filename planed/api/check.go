@@ -59,6 +59,7 @@ func (a *API) check(c *call) error {
 	default:
 		return standing(did.Standing, id)
 	}
+	a.metrics.skewed(mark.Clock, now)
 
 	b := append(c.made[:0], `{"machine":"`...)
 	b = append(b, id...)

@@ -27,10 +27,18 @@ type metrics struct {
 	shed        prometheus.Counter
 	unknown     prometheus.Counter
 	requests    *prometheus.CounterVec
+	refusals    *prometheus.CounterVec
+	ahead       prometheus.Observer // skew of machines whose clock is ahead
+	behind      prometheus.Observer
 	gateRefused prometheus.Counter
 	// Uses of the gate token that is to be accepted no more.
 	retiringMachine, retiringUnknown prometheus.Counter
 }
+
+// codes are the vocabulary of refusals, so that each has its counter from the
+// start: a first refusal is a rise, and no new series.
+var codes = []string{wire.CodeUnauthorized, wire.CodeBehind, wire.CodeRevoked, wire.CodeBusy, wire.CodeBadRequest, wire.CodeTooLarge,
+	wire.CodeNotFound, wire.CodeForbidden, wire.CodeConflict, wire.CodeDeleted, wire.CodeInternal, wire.CodeTouchRequired}
 
 func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry()}
@@ -57,10 +65,19 @@ func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics
 		Name: "fleet_gate_retiring_uses_total", Help: "Uses of the gate token that a rotation retires, by machines that proved who they are and by unknown callers."}, []string{"caller"})
 	m.retiringMachine, m.retiringUnknown = retiring.WithLabelValues("machine"), retiring.WithLabelValues("unknown")
 	m.unknown = m.requests.WithLabelValues("unknown", "404")
+	m.refusals = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fleet_refusals_total", Help: "Requests that were refused, by the code of the answer."}, []string{"code"})
+	for _, code := range codes {
+		m.refusals.WithLabelValues(code)
+	}
+	skew := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "fleet_clock_skew_seconds", Help: "By how much machines' clocks differ from the plane's, at each accepted check.",
+		Buckets: []float64{0.1, 1, 10, 60, 600, 3600, 86400, 30 * 86400, 365 * 86400}}, []string{"way"})
+	m.ahead, m.behind = skew.WithLabelValues("ahead"), skew.WithLabelValues("behind")
 	gauge := func(name, help string, f func(store.Stats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return f(st.Stats()) })
 	}
-	m.registry.MustRegister(checks, m.checkFailed, rotations, &pending{st, p}, m.shed, m.requests, m.gateRefused, retiring,
+	m.registry.MustRegister(checks, m.checkFailed, rotations, &pending{st, p}, m.shed, m.requests, m.refusals, skew, m.gateRefused, retiring,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("fleet_machines", "Machines that are not deleted.", func(s store.Stats) float64 { return float64(s.Machines) }),
 		gauge("fleet_tombstones", "Deleted machines that are remembered.", func(s store.Stats) float64 { return float64(s.Tombstones) }),
@@ -174,6 +191,19 @@ func (m *metrics) route(rt *Route) routeCounters {
 
 func (c routeCounters) refused(status int) prometheus.Counter {
 	return c.vec.WithLabelValues(c.route, strconv.Itoa(status))
+}
+
+// skewed notes by how much a machine's clock differs from the plane's. A check
+// that names no clock tells nothing.
+func (m *metrics) skewed(machine, now time.Time) {
+	if machine.IsZero() {
+		return
+	}
+	if off := machine.Sub(now).Seconds(); off >= 0 {
+		m.ahead.Observe(off)
+	} else {
+		m.behind.Observe(-off)
+	}
 }
 
 // MetricsHandler serves /metrics and nothing else.

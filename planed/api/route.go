@@ -110,6 +110,7 @@ func (a *API) Handler() http.Handler {
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		a.metrics.unknown.Inc()
+		a.metrics.refusals.WithLabelValues(wire.CodeNotFound).Inc()
 		writeError(w, http.StatusNotFound, wire.ErrorDetail{Code: wire.CodeNotFound, Message: "there is no such path"})
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -194,7 +194,7 @@ func (s *Store) Behind(ctx context.Context, _ string, target int64, limit int) (
 }
 
 // Since is when the file was opened: what was in memory alone before is lost.
-func (s *Store) Since() time.Time { return s.epoch.Opened }
+func (s *Store) Since() time.Time { return s.Epoch().Opened }
 
 // Material judges a machine that fetches something.
 func (s *Store) Material(ctx context.Context, id string, presented secret.Digest, now time.Time) (identity.Standing, error) {
