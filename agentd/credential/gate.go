@@ -33,6 +33,7 @@ type gates struct {
 	next    *wire.CredentialGate // staged
 	refused bool                 // next was: held is presented
 	proven  bool                 // next was accepted
+	back    bool                 // held was accepted since
 	problem string               // why the last write did not succeed
 }
 
@@ -54,7 +55,7 @@ func (g *gates) find(version int64) *wire.CredentialGate {
 }
 
 // turn makes present return v, which is one of the two.
-func (g *gates) turn(v *wire.CredentialGate) { g.refused = v != g.next }
+func (g *gates) turn(v *wire.CredentialGate) { g.refused, g.back = v != g.next, false }
 
 // readGate reads both files. A staged one that is damaged is none: it was read
 // back before it was presented.
@@ -82,7 +83,7 @@ func (s *Store) readGate() (g gates, err error) {
 // adopt takes what the disk holds and keeps what is known of it.
 func (g *gates) adopt(disk gates) {
 	if g.next != nil && disk.next != nil && *g.next == *disk.next {
-		disk.refused, disk.proven = g.refused, g.proven
+		disk.refused, disk.proven, disk.back = g.refused, g.proven, g.back
 	}
 	disk.problem = g.problem
 	*g = disk
@@ -94,6 +95,8 @@ func (s *Store) GateAccepted(version int64) {
 	defer s.mu.Unlock()
 	if n := s.gates.next; n != nil && n.Version == version {
 		s.gates.proven = true
+	} else if h := s.gates.held; n != nil && h != nil && h.Version == version {
+		s.gates.back = true
 	}
 }
 
@@ -106,6 +109,10 @@ func (s *Store) AdvanceGate(ctx context.Context, f Fetcher, c Credential, want i
 	}
 	s.mu.Lock()
 	p := s.gates.present()
+	if want == 0 && s.gates.next != nil && s.gates.refused && s.gates.back {
+		s.mu.Unlock()
+		return false, s.dropNext()
+	}
 	if want == 0 || p != nil && p.Version == want {
 		s.mu.Unlock()
 		return false, nil
@@ -199,7 +206,7 @@ func (s *Store) stageGate(m *wire.Material) (moved bool, err error) {
 		return false, s.wroteGate(fmt.Errorf("cannot write the next gate token: %w", err))
 	}
 	s.mu.Lock()
-	s.gates.next, s.gates.refused, s.gates.proven = &v, false, false
+	s.gates.next, s.gates.refused, s.gates.proven, s.gates.back = &v, false, false, false
 	s.mu.Unlock()
 	return true, s.wroteGate(nil)
 }
@@ -242,6 +249,25 @@ func (s *Store) keepGate() error {
 	}
 	s.mu.Lock()
 	s.gates.held, s.gates.next, s.gates.proven, s.gates.refused = n, nil, false, false
+	s.mu.Unlock()
+	return s.wroteGate(nil)
+}
+
+// dropNext ends a staged version that the plane took back: it wants no other
+// than the one that is held, and has accepted that since.
+func (s *Store) dropNext() error {
+	s.io.Lock()
+	defer s.io.Unlock()
+	unlock, err := s.fs.Lock()
+	if err != nil {
+		return s.wroteGate(err)
+	}
+	defer unlock()
+	if err := errors.Join(s.fs.Remove(gateNextFile), s.fs.SyncDir()); err != nil {
+		return s.wroteGate(fmt.Errorf("cannot remove a gate token that was taken back: %w", err))
+	}
+	s.mu.Lock()
+	s.gates.next, s.gates.refused, s.gates.back = nil, false, false
 	s.mu.Unlock()
 	return s.wroteGate(nil)
 }

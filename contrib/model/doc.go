@@ -16,6 +16,12 @@
 // At the end of each schedule the faults end, and then every machine gets back
 // in by itself, answers what it was asked, and rotates no more than that (R16).
 //
+// A second test does the same for the gate token and its rotation (R26), with the
+// plane's engine killed at every one of its steps: no machine that nobody named
+// with leave is ever without a token that gets it in, no number means two values,
+// and in the end every machine, left or not, holds the one version that is
+// accepted.
+//
 // A run makes a few thousand schedules, or as many as one says:
 //
 //	FLEET_MODEL_SCHEDULES=100000 go test ./contrib/model -timeout 0

@@ -57,13 +57,13 @@ func TestNoScheduleLocksOutOrLetsIn(t *testing.T) { // R16, R20-R23, R25
 	for i := range parts {
 		t.Run(strconv.Itoa(i+1), func(t *testing.T) {
 			t.Parallel()
-			rapid.Check(t, func(r *rapid.T) { schedule(t, r, base) })
+			rapid.Check(t, func(r *rapid.T) { schedule(t, r, base, newWorld, run) })
 		})
 	}
 }
 
 // schedule is one of them, in a bubble of its own time.
-func schedule(t *testing.T, r *rapid.T, base string) {
+func schedule(t *testing.T, r *rapid.T, base string, make func(string, int) (*world, error), run func(*rapid.T, *world)) {
 	dir, err := os.MkdirTemp(base, "")
 	if err != nil {
 		r.Fatal(err)
@@ -72,7 +72,7 @@ func schedule(t *testing.T, r *rapid.T, base string) {
 	// What rapid panics with in the bubble goes on outside.
 	var thrown any
 	synctest.Test(t, func(*testing.T) {
-		w, err := newWorld(dir, rapid.IntRange(1, 2).Draw(r, "machines"))
+		w, err := make(dir, rapid.IntRange(1, 2).Draw(r, "machines"))
 		if err != nil {
 			thrown = err
 			return

@@ -15,7 +15,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"fleet.example/fleet/planed/api"
+	"fleet.example/fleet/planed/gate"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/rotation"
 	"fleet.example/fleet/planed/store/bolt"
 )
 
@@ -32,10 +34,24 @@ type plane struct {
 	mu      sync.Mutex // of what requests look at
 	handler http.Handler
 	down    bool
+
+	// Of a plane with a gate; see gate_test.go.
+	gateFile string
+	gate     *gate.Gate
+	engine   *rotation.Engine
+	mortal   mortal
 }
 
 func newPlane(dir string) (*plane, error) {
 	p := &plane{dir: dir}
+	return p, p.open(true)
+}
+
+func newGatedPlane(dir string) (*plane, error) {
+	p := &plane{dir: dir, gateFile: filepath.Join(dir, "gate")}
+	if err := gate.Make(p.gateFile, 1); err != nil {
+		return nil, err
+	}
 	return p, p.open(true)
 }
 
@@ -49,8 +65,17 @@ func (p *plane) open(create bool) error {
 	p.store = st
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.handler = api.New(api.Config{Store: st, URL: "https://plane.example", Policy: machine.Policy{Interval: 30 * time.Second},
-		Version: "1", Log: hclog.NewNullLogger(), Now: time.Now}).Handler()
+	if p.gateFile != "" {
+		if err := p.openGate(); err != nil {
+			return err
+		}
+	}
+	a := api.New(api.Config{Gate: p.gate, Store: st, URL: "https://plane.example", Policy: machine.Policy{Interval: 30 * time.Second},
+		Version: "1", Log: hclog.NewNullLogger(), Now: time.Now})
+	if p.engine != nil {
+		a.Rotate(p.engine)
+	}
+	p.handler = a.Handler()
 	return nil
 }
 
@@ -84,6 +109,7 @@ func (p *plane) setDown(down bool) (was bool) {
 // message is one request of a machine's, which the network may hold, and
 // deliver again.
 type message struct {
+	method string
 	path   string
 	header http.Header
 	body   []byte
@@ -100,7 +126,7 @@ func (p *plane) deliver(m message) *http.Response {
 	p.under.Add(1)
 	p.mu.Unlock()
 	defer p.under.Done()
-	r, err := http.NewRequestWithContext(context.Background(), "POST", "https://plane.example"+m.path, bytes.NewReader(m.body))
+	r, err := http.NewRequestWithContext(context.Background(), m.method, "https://plane.example"+m.path, bytes.NewReader(m.body))
 	if err != nil {
 		panic(err)
 	}

@@ -47,6 +47,10 @@ type network struct {
 	fates []fate // of the next requests; then all is well
 	late  []message
 	heard map[string]message // the last check of each machine that was answered
+	// refused counts the checks of each machine that were turned away at the gate,
+	// though they presented the best that lies on its disk.
+	refused map[string]int
+	disks   map[string]*disk
 }
 
 func (n *network) fate() fate {
@@ -99,7 +103,7 @@ func (c conn) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := message{r.URL.Path, r.Header.Clone(), body}
+	m := message{r.Method, r.URL.Path, r.Header.Clone(), body}
 	f := c.fate()
 	if !c.process.alive() || f == dropRequest {
 		return nil, errNetwork
@@ -109,6 +113,9 @@ func (c conn) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errNetwork
 	}
 	answer := c.plane.deliver(m)
+	if answer != nil && c.plane.gate != nil {
+		c.shut(m, answer.StatusCode)
+	}
 	switch {
 	case answer == nil || f == dropAnswer || !c.process.alive():
 		return nil, errNetwork
@@ -163,11 +170,15 @@ func newWorld(dir string, boxes int) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{plane: p, net: &network{plane: p, heard: map[string]message{}}, secrets: map[string]map[secret.Digest]known{}}
+	return worldOf(p, boxes), nil
+}
+
+func worldOf(p *plane, boxes int) *world {
+	w := &world{plane: p, net: &network{plane: p, heard: map[string]message{}, refused: map[string]int{}, disks: map[string]*disk{}}, secrets: map[string]map[secret.Digest]known{}}
 	for range boxes {
 		w.boxes = append(w.boxes, &box{disk: newDisk(w.written), installation: secret.New("").Digest()})
 	}
-	return w, nil
+	return w
 }
 
 // written learns of every secret that reaches a disk.
@@ -248,6 +259,14 @@ func (b *box) killAll() {
 // secret of the installer's, and hand it over. It dies at a step, where said.
 func (w *world) install(b *box, crash int) error {
 	s := secret.New("fm_")
+	var token *wire.CredentialGate
+	if w.plane.gate != nil {
+		v, ok := w.plane.gate.Value()
+		if !ok {
+			return errors.New("the plane has no gate token to give")
+		}
+		token = &v
+	}
 	did, err := w.plane.store.Admit(context.Background(), machine.Admission{By: owner, Installation: b.installation, Credential: s.Digest()}, time.Now())
 	if err != nil {
 		return err
@@ -261,7 +280,7 @@ func (w *world) install(b *box, crash int) error {
 	w.learn(b.id, did.Row.Credential.Generation, s)
 	p := &process{disk: b.disk, crashIn: crash}
 	_, err = credential.Open(p).Install(&wire.Credential{Schema: wire.SchemaCredential, Machine: b.id, Generation: did.Row.Credential.Generation,
-		Secret: s.Reveal(), Plane: wire.CredentialPlane{URL: "https://plane.example", RootsPEM: "system"}}, false)
+		Secret: s.Reveal(), Plane: wire.CredentialPlane{URL: "https://plane.example", RootsPEM: "system"}, Gate: token}, false)
 	died := !p.alive()
 	p.die()
 	if err != nil && !died && !b.disk.full && !b.disk.unread {
@@ -382,9 +401,9 @@ func (w *world) thief(rows map[string]*machine.Row, rotates bool) error {
 	for id, of := range w.dead(rows) {
 		for _, k := range of {
 			fresh := http.Header{wire.HeaderCheck: {"instance=thief; seq=1"}}
-			tries := []message{{wire.PathCheck, fresh, []byte("{}")}}
+			tries := []message{{"POST", wire.PathCheck, fresh, []byte("{}")}}
 			if rotates {
-				tries = append(tries, message{wire.PathRotate, fresh, fmt.Appendf(nil, `{"generation":%d,"digest":"%s"}`, k.generation+1, secret.New("fm_").Digest().Hex())})
+				tries = append(tries, message{"POST", wire.PathRotate, fresh, fmt.Appendf(nil, `{"generation":%d,"digest":"%s"}`, k.generation+1, secret.New("fm_").Digest().Hex())})
 			}
 			w.net.mu.Lock()
 			if m, ok := w.net.heard[id]; ok {

@@ -61,6 +61,9 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"AuditChain", auditChain},
 		{"ManyAtOnce", manyAtOnce},
 		{"Backup", backup},
+		{"GateUses", gateUses},
+		{"Steering", steering},
+		{"Material", materialStandings},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.f(t, fresh(t)) })
 	}
