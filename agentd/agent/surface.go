@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"fleet.example/fleet/agentd/api"
+	"fleet.example/fleet/agentd/files"
 	"fleet.example/fleet/agentd/latch"
 	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/place"
@@ -20,7 +22,8 @@ const sockRetry = 15 * time.Second
 // serve serves both sockets. A socket that cannot be made is a blocker, and is
 // tried again.
 func (a *Agent) serve(ctx context.Context) {
-	s := &api.Server{Agent: a, Sessions: a.sessions, Tokens: a.tokens, Log: a.LogFile, Logger: a.Log}
+	s := &api.Server{Agent: a, Sessions: a.sessions, Tokens: a.tokens, Log: a.LogFile, Logger: a.Log,
+		Files: &files.Files{Tree: files.Everything{}, Home: a.Account.Home, Umask: fs.FileMode(a.Umask)}}
 	for ctx.Err() == nil {
 		agent, err := api.Listen(filepath.Join(a.Dirs.Runtime, place.AgentSocket))
 		var mint net.Listener

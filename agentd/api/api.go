@@ -23,6 +23,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"fleet.example/fleet/agentd/files"
 	"fleet.example/fleet/agentd/logfile"
 	"fleet.example/fleet/agentd/session"
 	"fleet.example/fleet/agentd/token"
@@ -50,8 +51,11 @@ type Server struct {
 	Agent    Agent
 	Sessions *session.Manager
 	Tokens   *token.Set
+	Files    *files.Files
 	Log      *logfile.File
 	Logger   hclog.Logger
+
+	fileCalls chan struct{}
 }
 
 const (
@@ -139,7 +143,17 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 }
 
 // AgentServer serves agent.sock; the caller gives it a listener of Listen.
-func (s *Server) AgentServer() *http.Server { return s.server(s.authenticate(s.mux(agentRoutes))) }
+func (s *Server) AgentServer() *http.Server {
+	s.fileCalls = make(chan struct{}, maxFileCalls)
+	rest := s.mux(agentRoutes)
+	return s.server(s.authenticate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.EscapedPath(), wire.PathFiles) {
+			s.files(w, r)
+			return
+		}
+		rest.ServeHTTP(w, r)
+	})))
+}
 
 // MintServer serves mint.sock.
 func (s *Server) MintServer() *http.Server { return s.server(s.mux(mintRoutes)) }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -40,6 +41,34 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 	if again.Artifact.Sent || again.Machine.ID != doc.Machine.ID || len(w.machines()) != 1 {
 		t.Errorf("a second install: %+v", again)
 	}
+
+	t.Run("files", func(t *testing.T) {
+		large := make([]byte, 3<<20+1)
+		rand.Read(large)
+		if r := w.input(string(large), "fleet", "file", "write", "box:dir name/none", "--mode", "640"); r.exit != 5 {
+			t.Error(r)
+		}
+		w.sh(h, "dana", "mkdir 'dir name'")
+		if r := w.input(string(large), "fleet", "file", "write", "box:dir name/large", "--mode", "640"); r.exit != 0 {
+			t.Error(r)
+		}
+		if r := w.run("fleet", "file", "cat", "box:~/dir name/large"); r.out != string(large) || r.exit != 0 {
+			t.Errorf("exit %d, %d bytes: %s", r.exit, len(r.out), r.err)
+		}
+		if out := w.sh(h, "dana", "stat -c '%a %U %s' 'dir name/large'; ls -A 'dir name' | wc -l"); out != fmt.Sprintf("640 dana %d\n1\n", len(large)) {
+			t.Errorf("%q", out)
+		}
+		if r := w.run("fleet", "file", "ls", "box:dir name", "--json"); r.exit != 0 || !strings.Contains(r.out, `"name": "large"`) {
+			t.Error(r)
+		}
+		if r := w.run("fleet", "file", "cat", "box:/etc/shadow"); r.exit != 9 || !strings.Contains(r.err, "permission denied") {
+			t.Error(r)
+		}
+		w.must("fleet", "file", "rm", "-r", "box:dir name")
+		if r := w.run("fleet", "file", "ls", "box:dir name"); r.exit != 5 {
+			t.Error(r)
+		}
+	})
 
 	t.Run("exec", func(t *testing.T) { // R34
 		r := w.input("in", "fleet", "exec", "-i", "box", "--", "sh", "-c", "cat; echo err >&2; exit 7")

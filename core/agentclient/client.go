@@ -85,9 +85,10 @@ func (e *Error) asFault() error {
 	switch e.Detail.Code {
 	case wire.CodeNotFound, wire.CodeWorkspaceMissing:
 		exit = fault.NotFound
-	case wire.CodeDraining, wire.CodeConflict, wire.CodeForbidden, wire.CodeUnauthorized, wire.CodeSessionUnusable, wire.CodeBusy:
+	case wire.CodeDraining, wire.CodeConflict, wire.CodeForbidden, wire.CodeUnauthorized, wire.CodeSessionUnusable, wire.CodeBusy,
+		wire.CodeExists, wire.CodePrecondition, wire.CodeNotEmpty, wire.CodeNotAFile, wire.CodeNotADir:
 		exit = fault.Refused
-	case wire.CodeBadRequest, wire.CodeTooLarge:
+	case wire.CodeBadRequest, wire.CodeTooLarge, wire.CodeNotJSON, wire.CodeBadRange:
 		exit = fault.Usage
 	}
 	f := fault.New(exit, e.Detail.Code, "%w", e)
@@ -120,42 +121,52 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 		mint = false
 		resp, err := c.send(ctx, method, path, tok, body, upgrade)
 		if err != nil {
-			var ue *url.Error // its words are of a URL that nobody typed
-			if errors.As(err, &ue) {
-				err = ue.Err
-			}
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			var f *fault.Error
-			if errors.As(err, &f) {
-				return nil, err
-			}
-			if repeatable && !again {
+			if repeatable && !again && ctx.Err() == nil && !errors.As(err, new(*fault.Error)) {
 				again = true
 				continue
 			}
-			return nil, fault.New(fault.Unreachable, "agent_unreachable", "cannot reach the agent: %w", err)
+			return nil, unreached(ctx, err)
 		}
 		if resp.StatusCode < 300 {
 			return resp, nil
 		}
-		b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-		resp.Body.Close()
+		refused := refusal(resp)
 		if resp.StatusCode == http.StatusUnauthorized && !renewed {
 			mint, renewed = true, true
 			continue
 		}
-		e := &Error{Status: resp.StatusCode}
-		var doc wire.Error
-		if json.Unmarshal(b, &doc) == nil {
-			e.Detail = doc.Error
-		}
-		if e.Detail.Code == "" {
-			e.Detail = wire.ErrorDetail{Code: wire.CodeInternal, Message: fmt.Sprintf("the agent answers with status %d", resp.StatusCode)}
-		}
-		return resp, e.asFault()
+		return resp, refused.asFault()
 	}
+}
+
+// unreached is the error of a request that got no answer.
+func unreached(ctx context.Context, err error) error {
+	var ue *url.Error // its words are of a URL that nobody typed
+	if errors.As(err, &ue) {
+		err = ue.Err
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, new(*fault.Error)):
+		return err
+	}
+	return fault.New(fault.Unreachable, "agent_unreachable", "cannot reach the agent: %w", err)
+}
+
+// refusal reads an answer that is one.
+func refusal(resp *http.Response) *Error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	resp.Body.Close()
+	e := &Error{Status: resp.StatusCode}
+	var doc wire.Error
+	if json.Unmarshal(b, &doc) == nil {
+		e.Detail = doc.Error
+	}
+	if e.Detail.Code == "" {
+		e.Detail = wire.ErrorDetail{Code: wire.CodeInternal, Message: fmt.Sprintf("the agent answers with status %d", resp.StatusCode)}
+	}
+	return e
 }
 
 func (c *Client) send(ctx context.Context, method, path string, token secret.Text, body []byte, upgrade bool) (*http.Response, error) {

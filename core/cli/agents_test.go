@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
@@ -20,6 +21,8 @@ import (
 	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
+
+func init() { time.Local = time.UTC } // what is printed is the same everywhere
 
 // fakeAgents answer as agents do, for every machine that has a link. The one
 // of db-9 is down.
@@ -58,6 +61,28 @@ func newAgents(t *testing.T) *fakeAgents {
 			{ID: "s_bbbbbbbbbb", Argv0: "a-program-with-a-name-that-goes-on-and-on", State: wire.SessionExited, StartedAt: *at("2026-01-02T03:04:05Z"), UptimeS: 3, Exit: &wire.SessionExit{Code: 137, Signal: "KILL", At: *at("2026-01-02T03:04:08Z")}}}})
 	})
 	mux.HandleFunc("GET "+wire.PathLogs, func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "last %s\nand\xff", r.FormValue("n")) })
+	files := []wire.FileInfo{
+		{Name: "notes.txt", Path: "/home/deploy/notes.txt", Type: wire.FileRegular, Size: 1234, Mode: "0644", UID: 1000, GID: 1000, ModifiedAt: *at("2026-01-02T03:04:05Z"), ETag: "0a1b2c"},
+		{Name: "\xff", Path: "/home/deploy/\xff", Type: wire.FileFIFO, Mode: "0600", UID: 1000, GID: 100, ModifiedAt: *at("2026-01-02T03:04:05Z"), ETag: "0a1b2d"},
+		{Name: "current", Path: "/home/deploy/current", Type: wire.FileSymlink, Size: 8, Mode: "0777", ModifiedAt: *at("2026-01-02T03:04:05Z"), Target: "releases", ETag: "0a1b2e"},
+	}
+	mux.HandleFunc("GET "+wire.PathFiles+"{path...}", func(w http.ResponseWriter, r *http.Request) {
+		enc := json.NewEncoder(w)
+		if r.PathValue("path") == "notes.txt" {
+			i := files[0]
+			i.Schema = wire.SchemaFile
+			enc.Encode(i)
+			return
+		}
+		if r.URL.Query().Has("stat") {
+			enc.Encode(wire.FileInfo{Schema: wire.SchemaFile, Path: "/home/deploy", Name: "deploy", Type: wire.FileDirectory})
+			return
+		}
+		for i := range files {
+			enc.Encode(wire.FileLine{File: &files[i]})
+		}
+		enc.Encode(wire.FileLine{End: r.PathValue("path") != "cut"})
+	})
 	a.server = httptest.NewServer(mux)
 	t.Cleanup(a.server.Close)
 	return a
@@ -113,6 +138,8 @@ func TestDocumentsOfAgents(t *testing.T) {
 		"agent-logs": "logs web-1 -n 3", "agent-logs-jsonl": "logs web-1 -n 3 --jsonl", "agent-logs-many": "logs --all -n 3 --parallel 1",
 		"agent-logs-many-jsonl": "logs --all -n 3 --jsonl --parallel 1", "agent-logs-endless": "logs --all -f --parallel 2",
 		"agent-parallel-one": "stop web-1 --parallel 4", "agent-drain-timeout": "drain web-1 --timeout 1m", "agent-watch-json": "sessions web-1 --watch --json",
+		"file-ls": "file ls web-1:", "file-ls-json": "file ls web-1:x --json", "file-ls-jsonl": "file ls web-1:x --jsonl", "file-ls-one": "file ls web-1:notes.txt --json",
+		"file-ls-cut": "file ls web-1:cut", "file-no-path": "file cat web-1", "file-none": "file", "file-write-help": "file write --help",
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgents(t)
