@@ -49,7 +49,7 @@ test: ## every test; those that need the lab say so where it cannot run
 	contrib/test.sh
 
 e2e: artifact-linux-$(shell $(GO) env GOARCH) ## the end-to-end tests alone
-	$(GO) test -count=1 -timeout 30m ./contrib/e2e/...
+	$(GO) test -count=1 -timeout 60m ./contrib/e2e/...
 
 lint: ## formatting, vet, staticcheck, generated code, scripts
 	contrib/lint.sh
