@@ -53,17 +53,11 @@ func (c *Conn) width(r io.Reader, size int64) width {
 // uploadWide sends a file over several channels at once, each of which writes
 // its part into the file that whoever comes first makes. The part of a channel
 // that the server does not allow is sent over one that it does.
-func (c *Conn) uploadWide(ctx context.Context, w width, path string, r io.ReaderAt, size int64, progress func(int64)) error {
+func (c *Conn) uploadWide(ctx context.Context, w width, path string, r io.ReaderAt, size int64, progress func(int64)) (err error) {
 	tell := shared(progress)
 	part := (size + int64(w.lanes) - 1) / int64(w.lanes)
 	clients, refused := make([]*sftp.Client, w.lanes), make([]error, w.lanes)
-	defer func() {
-		for _, cl := range clients {
-			if cl != nil {
-				c.wg.Go(func() { cl.Close() }) // a round trip, for which nobody need wait
-			}
-		}
-	}()
+	defer func() { c.closeLanes(clients, err != nil) }()
 	send := func(ctx context.Context, cl *sftp.Client, i int) (err error) {
 		stop := context.AfterFunc(ctx, func() { cl.Close() }) // one that failed ends all
 		defer stop()
@@ -95,7 +89,7 @@ func (c *Conn) uploadWide(ctx context.Context, w width, path string, r io.Reader
 			return send(gctx, cl, i)
 		})
 	}
-	if err := g.Wait(); err != nil {
+	if err = g.Wait(); err != nil {
 		return err
 	}
 	one := slices.IndexFunc(clients, func(cl *sftp.Client) bool { return cl != nil })
@@ -111,6 +105,37 @@ func (c *Conn) uploadWide(ctx context.Context, w width, path string, r io.Reader
 		}
 	}
 	return nil
+}
+
+// lastWrites bounds how long a host may take to end what writes to a file.
+const lastWrites = 5 * time.Second
+
+// closeLanes ends the clients. That takes a round trip, for which nobody need
+// wait but who is about to do something else with the file: what is under way
+// could still write to it.
+func (c *Conn) closeLanes(clients []*sftp.Client, wait bool) {
+	var lanes sync.WaitGroup
+	for _, cl := range clients {
+		if cl != nil {
+			lanes.Add(1)
+			c.wg.Go(func() {
+				defer lanes.Done()
+				cl.Close() // comes back when the far program has ended
+			})
+		}
+	}
+	if !wait {
+		return
+	}
+	over := make(chan struct{})
+	c.wg.Go(func() {
+		lanes.Wait()
+		close(over)
+	})
+	select {
+	case <-over:
+	case <-time.After(lastWrites):
+	}
 }
 
 // attributes makes path a private file of size bytes, which it may be already.

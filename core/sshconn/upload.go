@@ -169,7 +169,15 @@ func (s *sized) Read(p []byte) (int, error) {
 
 func (c *Conn) uploadCat(ctx context.Context, path string, r io.Reader, size int64, progress func(int64)) error {
 	res, err := c.run(ctx, Script{
-		Body:  `umask 077; rm -f "$1"; cat > "$1" && set -- $(wc -c < "$1") "$2" && if [ "$1" != "$2" ]; then echo "$1 of $2 bytes arrived" >&2; exit 1; fi`,
+		Body: `umask 077
+rm -f "$1"
+if cat > "$1"; then
+  n=$(($(wc -c < "$1")))
+  [ "$n" = "$2" ] && exit 0
+  echo "$n of $2 bytes arrived" >&2
+fi
+rm -f "$1"
+exit 1`,
 		Args:  []string{path, fmt.Sprint(size)},
 		Stdin: &sized{r: r, left: size, progress: progress}, StdinSize: size,
 		Timeout: uploadTimeout,

@@ -85,7 +85,7 @@ func newPlane(ctx context.Context, dir string) (*plane, error) {
 
 func (p *plane) start(ctx context.Context) error {
 	p.log = &bytes.Buffer{}
-	p.cmd = exec.Command(bin("planed"), "serve", "--data", p.dir, "--listen", p.addr, "--test-floor", "100ms", "--check-interval", "200ms")
+	p.cmd = exec.Command(bin("planed"), "serve", "--data", p.dir, "--listen", p.addr, "--test-floor", "500ms", "--check-interval", "500ms")
 	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
 		return err
