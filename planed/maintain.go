@@ -18,7 +18,6 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/admin"
-	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/datadir"
 	"fleet.example/fleet/planed/restore"
 	"fleet.example/fleet/planed/store"
@@ -42,7 +41,7 @@ func (s *server) Status(ctx context.Context) (admin.Status, error) {
 		StoreBytes: st.SizeBytes, StoreQueued: st.Queued, StoreError: st.WriteError, StoreFlushed: wire.TimeOf(st.LastFlush),
 		AuditHead: head,
 	}
-	if _, own := s.certs.(*ca.Server); own {
+	if _, own := s.certs.(*authority); own {
 		out.CAPin = o.Plane.CAPin
 	}
 	if c, err := s.certs.Certificate(); err == nil && c.Leaf != nil {

@@ -15,6 +15,7 @@ import (
 
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/planed/api"
 	"fleet.example/fleet/planed/datadir"
 	"fleet.example/fleet/planed/machine"
 )
@@ -23,12 +24,15 @@ func serveCommand(version string) *command.Command {
 	return &command.Command{
 		Name:    "serve",
 		Summary: "serve the plane",
-		Help: "SIGTERM and SIGINT finish what is under way and exit. SIGHUP reads the certificate and the gate\n" +
+		Help: "SIGTERM and SIGINT finish what is under way and exit. SIGHUP reads the certificates and the gate\n" +
 			"tokens again; what cannot be read stays as it was.\n" +
 			"Under systemd use Type=notify; the watchdog is served.",
 		Flags: []cli.Flag{dataFlag(),
 			&cli.StringFlag{Name: "listen", Usage: "serve on `ADDR` (default: every address, the URL's port)"},
 			&cli.StringFlag{Name: "metrics-listen", Usage: "serve /metrics on the loopback `ADDR`"},
+			&cli.StringFlag{Name: "mtls-listen", Usage: "serve machines with certificates on `ADDR`; balancers must pass TLS through"},
+			&cli.StringFlag{Name: "mtls-url", Usage: "where machines reach that listener, as `URL` (default: the URL's host, ADDR's port)"},
+			command.DurationFlag("certificate-life", "machines' certificates are valid for `D`", api.CertificateLife),
 			command.DurationFlag("check-interval", "machines check every `D`", 30*time.Second),
 			&cli.StringFlag{Name: "tls-cert", Usage: "present the certificate chain in `FILE` instead of the plane's own"},
 			&cli.StringFlag{Name: "tls-key", Usage: "with its key in `FILE`"},
@@ -55,6 +59,9 @@ type serveOpts struct {
 	Dir             string
 	Plane           datadir.Plane
 	Listen          string
+	MTLSListen      string
+	MTLSURL         string
+	CertificateLife time.Duration
 	MetricsListen   string
 	Policy          machine.Policy
 	CertFile        string
@@ -103,6 +110,13 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 			}
 		}
 	}
+	o.MTLSListen, o.CertificateLife = c.String("mtls-listen"), c.Span("certificate-life")
+	if o.MTLSListen == "" && (c.IsSet("mtls-url") || c.IsSet("certificate-life")) {
+		return nil, fault.Usagef("--mtls-url and --certificate-life go with --mtls-listen")
+	}
+	if err := certificateLife(o.CertificateLife, o.Policy.TestFloor); err != nil {
+		return nil, err
+	}
 	if o.KeepConnections < 0 {
 		return nil, fault.Usagef("--keep-connections is a number of connections")
 	}
@@ -117,6 +131,9 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 	}
 	o.Log = hclog.New(&hclog.LoggerOptions{Name: "planed", Level: level, Output: c.Stderr, JSONFormat: c.Bool("log-json"), DisableTime: underJournal(c)})
 	if o.Plane, err = datadir.Open(dir); err != nil {
+		return nil, err
+	}
+	if o.MTLSURL, err = mtlsURL(c.String("mtls-url"), o.Plane.URL); err != nil {
 		return nil, err
 	}
 	if o.Listen == "" {

@@ -26,7 +26,6 @@ import (
 	"fleet.example/fleet/planed/admin"
 	"fleet.example/fleet/planed/api"
 	"fleet.example/fleet/planed/audit"
-	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/datadir"
 	"fleet.example/fleet/planed/gate"
 	"fleet.example/fleet/planed/rotation"
@@ -42,22 +41,26 @@ const (
 
 // server is a running plane.
 type server struct {
-	opts    *serveOpts
-	store   *bolt.Store
-	api     *api.API
-	certs   certificates
-	sink    *audit.Sink
-	started time.Time
-	conns   atomic.Int64
-	guard   *guard
-	gate    *gate.Gate // nil without --gate-token-file
-	engine  *rotation.Engine
+	opts  *serveOpts
+	store *bolt.Store
+	api   *api.API
+	certs certificates
+	// authority is the plane's own, whoever's certificate it presents.
+	authority *authority
+	sink      *audit.Sink
+	started   time.Time
+	conns     atomic.Int64
+	guard     *guard
+	gate      *gate.Gate // nil without --gate-token-file
+	engine    *rotation.Engine
 
 	public  *http.Server
+	mtls    *http.Server // nil without --mtls-listen
 	admin   *http.Server
 	metrics *http.Server // nil without --metrics-listen
 
-	listeners []net.Listener // public, admin, metrics
+	listeners []net.Listener // all of them, to close
+	serving   []func() error // one for each
 	ended     chan error     // what a listener's server returned before its time
 	wg        sync.WaitGroup
 }
@@ -86,7 +89,7 @@ func (f *fileCert) Certificate() (*tls.Certificate, error) { return f.current.Lo
 
 // start opens everything and begins to serve. On an error nothing is left open.
 func start(o *serveOpts) (_ *server, err error) {
-	s := &server{opts: o, started: time.Now(), ended: make(chan error, 3)}
+	s := &server{opts: o, started: time.Now(), ended: make(chan error, 4)}
 	defer func() {
 		if err == nil {
 			return
@@ -105,8 +108,18 @@ func start(o *serveOpts) (_ *server, err error) {
 	if err = durable.Sweep(o.Dir); err != nil {
 		return nil, err
 	}
-	if s.certs, err = openCertificates(o); err != nil {
+	if s.authority, err = openAuthority(o.Dir, o.Plane); err != nil {
 		return nil, err
+	}
+	if s.certs, err = openCertificates(o, s.authority); err != nil {
+		return nil, err
+	}
+	mtls, err := s.listenMTLS()
+	if err != nil {
+		return nil, err
+	}
+	if mtls != nil {
+		s.listeners = append(s.listeners, mtls)
 	}
 	if o.AuditSink != "" {
 		head, err := s.store.AuditHead(context.Background())
@@ -123,32 +136,42 @@ func start(o *serveOpts) (_ *server, err error) {
 	s.api = api.New(api.Config{
 		Gate:  s.gate,
 		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now, RequireTouch: o.RequireTouch,
+		Certificates: s.authority, MTLSURL: o.MTLSURL, CertificateLife: o.CertificateLife,
 		Pages: web.New(web.Config{Store: s.store, URL: o.Plane.URL, Now: time.Now, Log: o.Log, RequireTouch: o.RequireTouch}).Handlers(),
 		Keep:  func() bool { return s.conns.Load() <= o.KeepConnections },
 	})
 	if s.engine != nil {
 		s.api.Rotate(s.engine)
 	}
-	if err = s.listen(); err != nil {
+	if err = s.listen(mtls); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-func openCertificates(o *serveOpts) (certificates, error) {
+func openCertificates(o *serveOpts, own *authority) (certificates, error) {
 	if o.CertFile != "" {
 		f := &fileCert{certFile: o.CertFile, keyFile: o.KeyFile}
 		return f, f.load()
 	}
-	authority, err := datadir.Authority(o.Dir, o.Plane)
-	if err != nil {
-		return nil, err
-	}
-	_, err = authority.Certificate()
-	return authority, err
+	return own, nil
 }
 
-func (s *server) listen() error {
+// listenTCP says which flag names another address.
+func listenTCP(addr, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err == nil {
+		return l, nil
+	}
+	err = fmt.Errorf("cannot listen: %w", err)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fault.New(fault.Failure, "address_in_use", "%w", err).WithHint("another program has it; %s ADDRESS:PORT names another", flag)
+	}
+	return nil, err
+}
+
+// listen opens the listeners and says how each is served.
+func (s *server) listen(mtls net.Listener) error {
 	o := s.opts
 	errorLog := log.New(addrfree.Writer{W: httpLog{o.Log}}, "", 0)
 	idle := max(2*time.Minute, 2*o.Policy.Interval+30*time.Second)
@@ -160,33 +183,27 @@ func (s *server) listen() error {
 		ErrorLog:       errorLog,
 		ConnState:      s.count,
 		TLSConfig: &tls.Config{
-			MinVersion: tls.VersionTLS13,
-			NextProtos: []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-				c, err := s.certs.Certificate()
-				if err != nil {
-					o.Log.Error("cannot present a certificate", "error", err.Error())
-				}
-				return c, err
-			},
+			MinVersion:     tls.VersionTLS13,
+			NextProtos:     []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
+			GetCertificate: s.present,
 		},
 	}
-	l, err := net.Listen("tcp", o.Listen)
+	l, err := listenTCP(o.Listen, "--listen")
 	if err != nil {
-		err = fmt.Errorf("cannot listen: %w", err)
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return fault.New(fault.Failure, "address_in_use", "%w", err).WithHint("another program has it; --listen ADDRESS:PORT names another")
-		}
 		return err
 	}
-	s.listeners = append(s.listeners, s.guard.listen(l))
+	s.attach(l, func() error { return s.public.ServeTLS(s.guard.listen(l), "", "") })
+	if mtls != nil {
+		s.mtls = s.newMachineServer(s.public)
+		s.serving = append(s.serving, func() error { return s.mtls.ServeTLS(s.guard.listen(mtls), "", "") })
+	}
 
 	s.admin = &http.Server{Handler: admin.Handler(s), ReadHeaderTimeout: 10 * time.Second, ErrorLog: errorLog, MaxHeaderBytes: maxHeaders}
 	a, err := admin.Listen(o.Dir, datadir.FileSocket)
 	if err != nil {
 		return err
 	}
-	s.listeners = append(s.listeners, a)
+	s.attach(a, func() error { return s.admin.Serve(a) })
 
 	if o.MetricsListen != "" {
 		s.metrics = &http.Server{Handler: s.api.MetricsHandler(), ReadHeaderTimeout: 10 * time.Second,
@@ -195,9 +212,13 @@ func (s *server) listen() error {
 		if err != nil {
 			return fmt.Errorf("cannot listen for metrics: %w", err)
 		}
-		s.listeners = append(s.listeners, m)
+		s.attach(m, func() error { return s.metrics.Serve(m) })
 	}
 	return nil
+}
+
+func (s *server) attach(l net.Listener, serve func() error) {
+	s.listeners, s.serving = append(s.listeners, l), append(s.serving, serve)
 }
 
 // httpLog takes net/http's lines, each of which names a client until addrfree
@@ -229,10 +250,8 @@ func (s *server) count(c net.Conn, st http.ConnState) {
 func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
 	o := s.opts
 	work, endWork := context.WithCancel(context.Background())
-	s.serve(func() error { return s.public.ServeTLS(s.listeners[0], "", "") })
-	s.serve(func() error { return s.admin.Serve(s.listeners[1]) })
-	if s.metrics != nil {
-		s.serve(func() error { return s.metrics.Serve(s.listeners[2]) })
+	for _, f := range s.serving {
+		s.serve(f)
 	}
 	s.wg.Go(func() { s.guard.run(work) })
 	if s.engine != nil {
@@ -244,6 +263,9 @@ func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
 	if o.Policy.TestFloor > 0 {
 		o.Log.Warn("for labs only: the floor between checks is lowered", "test_floor", o.Policy.TestFloor.String())
 	}
+	if s.mtls != nil {
+		o.Log.Info("serving certificates", "url", o.MTLSURL, "life", o.CertificateLife.String())
+	}
 	o.Log.Info("serving", "url", o.Plane.URL, "version", o.Version, "machines", s.store.Stats().Machines)
 	daemon.SdNotify(false, daemon.SdNotifyReady)
 
@@ -253,7 +275,7 @@ func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
 	o.Log.Info("draining")
 	drain, cancel := context.WithTimeout(context.Background(), drainFor)
 	defer cancel()
-	for _, srv := range []*http.Server{s.public, s.admin, s.metrics} {
+	for _, srv := range []*http.Server{s.public, s.mtls, s.admin, s.metrics} {
 		if srv == nil {
 			continue
 		}
@@ -313,6 +335,11 @@ func (s *server) reload() {
 			s.opts.Log.Error("keeping the gate tokens in use", "error", err.Error())
 		}
 	}
+	if err := s.authority.load(); err != nil {
+		s.opts.Log.Error("keeping the authority in use", "error", err.Error())
+	} else {
+		s.opts.Log.Info("authority read again")
+	}
 	f, ok := s.certs.(*fileCert)
 	if !ok {
 		return
@@ -332,5 +359,3 @@ func (a auditSource) After(ctx context.Context, seq uint64) ([]wire.AuditEntry, 
 	doc, err := a.st.Audit(ctx, store.AuditFilter{After: seq, Limit: 200})
 	return doc.Entries, changed, err
 }
-
-var _ certificates = (*ca.Server)(nil)

@@ -13,8 +13,10 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -35,6 +37,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"fleet.example/fleet/agentd/account"
+	"fleet.example/fleet/agentd/certificate"
 	"fleet.example/fleet/agentd/check"
 	"fleet.example/fleet/agentd/clock"
 	"fleet.example/fleet/agentd/credential"
@@ -78,6 +81,7 @@ type Agent struct {
 	programs string // directory of agentd's own and its siblings' binaries
 
 	store    *credential.Store
+	certs    *certificate.Store
 	loop     atomic.Pointer[check.Loop]
 	probes   *readiness.Keeper
 	sessions *session.Manager
@@ -266,6 +270,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	a.draining.Store(err == nil)
 	a.latched.Store(latch.Present(a.Dirs.Data))
 	a.store = credential.Open(credential.Dir(a.Dirs.Data))
+	a.certs = certificate.Open(credential.Dir(a.Dirs.Data), a.store.Machine)
 	a.tokens = &token.Set{}
 	a.sessions = &session.Manager{Dir: filepath.Join(a.Dirs.Data, place.SessionsDir), Run: a.Dirs.Runtime,
 		Shim: filepath.Join(a.programs, "agentd-shim"), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask,
@@ -301,6 +306,10 @@ func (a *Agent) startChecks() *checks {
 		Skewed: a.probes.Soon, Clock: clock.New(clock.Machine()),
 		Dial: func(p credential.Plane, gate *wire.CredentialGate) (check.Plane, error) { return plane.New(p, gate) },
 	}}
+	c.loop.Rung = &check.Rung{Certs: a.certs,
+		Dial: func(p credential.Plane, gate *wire.CredentialGate, url string, source func() *tls.Certificate) (check.Mutual, error) {
+			return plane.Mutual(p, gate, url, source)
+		}}
 	c.loop.Init()
 	a.loop.Store(c.loop)
 	go func() { // stop waits for it
@@ -346,9 +355,10 @@ func (a *Agent) findings() []wire.Finding {
 	add := func(code, severity, detail, remedy string) {
 		out = append(out, wire.Finding{Code: code, Severity: severity, Detail: detail, Remedy: remedy})
 	}
-	st := a.store.Status()
-	if st.Problem != "" {
-		add("credential_unwritable", wire.SeverityBlock, st.Problem, "make room in, or write access to, the agent's data directory")
+	st, cert := a.store.Status(), a.certs.Status()
+	st.Damaged = append(st.Damaged, cert.Damaged...)
+	if problem := cmp.Or(st.Problem, cert.Problem); problem != "" {
+		add("credential_unwritable", wire.SeverityBlock, problem, "make room in, or write access to, the agent's data directory")
 	}
 	if len(st.Damaged) > 0 {
 		add("credential_damaged", wire.SeverityWarn, strings.Join(st.Damaged, "; "), "install the machine again if it stays unheard of; the damaged file is kept")
@@ -359,6 +369,9 @@ func (a *Agent) findings() []wire.Finding {
 	if l := a.loop.Load(); l != nil {
 		if off := l.ClockTrouble(); off != "" {
 			add("clock_skew", wire.SeverityBlock, off, "turn on time synchronisation: sudo timedatectl set-ntp true")
+		}
+		if words := l.Problem(); words != "" {
+			add("certificate_unusable", wire.SeverityWarn, words, "open the way to the plane's listener for certificates (planed serve --mtls-listen, --mtls-url), or fleet rotate --kind bearer")
 		}
 	}
 	if a.draining.Load() {
@@ -375,7 +388,7 @@ func (a *Agent) findings() []wire.Finding {
 
 // writeFacts tells the probes what only agentd knows.
 func (a *Agent) writeFacts() {
-	f := wire.AgentFacts{Schema: wire.SchemaAgentFacts, CredentialError: a.store.Status().Problem}
+	f := wire.AgentFacts{Schema: wire.SchemaAgentFacts, CredentialError: cmp.Or(a.store.Status().Problem, a.certs.Status().Problem)}
 	if l := a.loop.Load(); l != nil {
 		if off := l.Offset(); off != nil {
 			ms := float64(off.Microseconds()) / 1000

@@ -97,6 +97,11 @@ func (a *Agent) Status() wire.AgentStatus {
 		Version: a.Version, PID: os.Getpid(), StartedAt: wire.TimeOf(a.started), Plane: st.Plane, Credential: st.State,
 		Generation: st.Generation, Sessions: a.sessions.Running(), Draining: a.draining.Load(),
 		DataDir: a.Dirs.Data, Socket: filepath.Join(a.Dirs.Runtime, place.AgentSocket)}
+	cert := a.certs.Status()
+	s.CredentialKind = cert.Rung
+	if cert.Expires != nil {
+		s.ExpiresAt = wire.TimeOf(*cert.Expires)
+	}
 	switch {
 	case s.Latched:
 		s.State = "stopped"

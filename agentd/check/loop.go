@@ -69,7 +69,9 @@ type Loop struct {
 	// Skewed is called when the clocks' offset became another by more than a
 	// moment, also from none to one at once. It must not wait.
 	Skewed func()
-	Log    hclog.Logger
+	// Rung is nil for a machine that knows of bearers alone.
+	Rung *Rung
+	Log  hclog.Logger
 	// Clock compares the machine's clocks; nil: Now alone is there, and right.
 	Clock *clock.Watch
 	Now   func() time.Time // the wall clock; nil means Clock's, or time.Now
@@ -193,10 +195,15 @@ func (l *Loop) Run(ctx context.Context) {
 		if !l.await(ctx) {
 			return
 		}
-		if cred, ok := l.ready(); ok {
-			l.check(ctx, cred)
-		} else {
+		cred, ok := l.ready()
+		if !ok {
 			l.due = l.Now().Add(maxInterval)
+			continue
+		}
+		if w, ok := l.choose(cred); ok {
+			l.check(ctx, w)
+		} else {
+			l.expired()
 		}
 	}
 }
@@ -212,6 +219,9 @@ func (l *Loop) await(ctx context.Context) bool {
 			l.Log.Info("the clocks went apart", "slept", c.Slept.Round(time.Second), "stepped", c.Stepped.Round(time.Second))
 			if l.client != nil {
 				l.client.Close()
+			}
+			if l.Rung != nil {
+				l.Rung.close()
 			}
 			// Nor does a minute that did not pass lie between two revocations.
 			l.due, l.started, l.doubted = l.Now(), time.Time{}, time.Time{}
@@ -251,6 +261,11 @@ func (l *Loop) open() {
 		l.client.Close()
 		l.client = nil
 	}
+	if r := l.Rung; r != nil {
+		r.close()
+		r.Certs.Reload()
+		r.bearer, r.turns, r.missed = false, 0, 0
+	}
 	p, gate := l.Store.Plane()
 	l.gate = 0
 	if gate != nil {
@@ -267,6 +282,9 @@ func (l *Loop) open() {
 	l.mu.Lock()
 	l.workerPlane = l.client
 	l.stopped = l.Store.Status().Revoked
+	if r := l.Rung; r != nil {
+		r.by, r.mutual, r.renew, r.barred, r.descends = nil, nil, false, false, false
+	}
 	l.mu.Unlock()
 }
 
@@ -282,33 +300,52 @@ func (l *Loop) ready() (credential.Credential, bool) {
 	return l.Store.Present()
 }
 
-func (l *Loop) check(ctx context.Context, cred credential.Credential) {
+func (l *Loop) check(ctx context.Context, w way) {
 	l.started = l.Now()
 	began := time.Now()
 	l.seq++
-	answer, err := l.client.Check(ctx, cred, l.header(), l.body(cred, wire.Lifecycle{State: wire.SaidRunning}))
+	var answer *wire.CheckAnswer
+	client, err := l.through(w)
+	if err == nil {
+		answer, err = client.Check(ctx, w.cred, l.header(), l.body(w, wire.Lifecycle{State: wire.SaidRunning}))
+	}
 	if ctx.Err() != nil {
 		return
 	}
 	now := l.Now()
 	var wait time.Duration
-	if err == nil {
+	switch {
+	case err == nil:
 		l.doubted = time.Time{}
 		l.mark = answer.Mark
 		wait = l.pace.answered(answer)
-		l.Store.Accepted(cred, now)
+		l.accepted(w, answer.Generation, now)
 		l.Store.GateAccepted(l.gate)
 		l.note(answer, now, time.Since(began))
 		l.mu.Lock()
-		l.answered, l.want, l.shut, l.gone = cred, answer.Want[wire.MaterialGate], false, false
+		l.answered, l.want, l.shut, l.gone = w.cred, answer.Want[wire.MaterialGate], false, false
 		l.mu.Unlock()
 		poke(l.work)
-	} else {
-		wait = l.refusal(cred, err, now)
+	case w.held != nil:
+		wait = l.refusedCertificate(w, err, now)
+	default:
+		wait = l.refusal(w.cred, err, now)
 	}
 	l.judge(err)
 	l.due = l.started.Add(wait)
 	l.report(err, now, wait)
+}
+
+var errExpired = errors.New("the certificate is no longer valid, another one is asked for")
+
+// expired is in place of a check that has nothing to present. The worker kicks
+// the loop when it has a certificate.
+func (l *Loop) expired() {
+	poke(l.work)
+	now := l.Now()
+	wait := l.pace.failed()
+	l.due = now.Add(wait)
+	l.report(errExpired, now, wait)
 }
 
 func (l *Loop) header() wire.CheckMark {
@@ -337,23 +374,27 @@ func (l *Loop) judge(err error) {
 	}
 }
 
+// shutOut says that a check was refused, perhaps at the gate. It reports whether
+// the machine was deleted: behind a gate that does not let it in, it is told so
+// in front of it.
+func (l *Loop) shutOut() (gone bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.shut = true
+	poke(l.work)
+	return l.gone
+}
+
 // refusal decides what a check that did not succeed leads to.
 func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) time.Duration {
 	var r *plane.Refusal
 	if !errors.As(err, &r) {
+		l.lost()
 		return l.pace.failed()
 	}
 	code, machine := r.Code, r.Machine
-	if code == wire.CodeUnauthorized {
-		// Behind a gate that does not let it in, a machine that was deleted is told
-		// so in front of it.
-		l.mu.Lock()
-		l.shut = true
-		if l.gone {
-			code, machine = wire.CodeRevoked, cred.Machine
-		}
-		l.mu.Unlock()
-		poke(l.work)
+	if code == wire.CodeUnauthorized && l.shutOut() {
+		code, machine = wire.CodeRevoked, cred.Machine
 	}
 	switch {
 	case code == wire.CodeRevoked && machine == cred.Machine:
@@ -372,6 +413,7 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	case r.Code == wire.CodeBehind:
 		l.doubted = time.Time{}
 		l.Store.Refused(cred, r.Code)
+		l.turned(way{cred: cred})
 		poke(l.work)
 		if !l.Store.Newest(cred) {
 			return l.pace.floor // the newer one is at hand
@@ -380,6 +422,7 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	case r.Code == wire.CodeUnauthorized:
 		l.doubted = time.Time{}
 		l.Store.Refused(cred, r.Code)
+		l.turned(way{cred: cred})
 		poke(l.work)
 		return l.pace.refused()
 	case r.RetryAfter > 0:
@@ -439,11 +482,11 @@ const (
 // body is the check's body, cut to its bound. What it presents says which
 // request to rotate it answers (R16): the plane that accepts it has it in the
 // same transaction, and one that knows of no such request passes over it.
-func (l *Loop) body(cred credential.Credential, life wire.Lifecycle) []byte {
+func (l *Loop) body(w way, life wire.Lifecycle) []byte {
 	b := l.Body()
 	b.Lifecycle = life
-	if !cred.Answers.IsZero() {
-		b.Echo.Rotate = &cred.Answers
+	if at := w.answers(); !at.IsZero() {
+		b.Echo.Rotate = &at
 	}
 	if b.Readiness != nil {
 		cut := make([]wire.Finding, 0, min(len(b.Readiness.Blockers), maxBlockers))
@@ -475,15 +518,28 @@ func (l *Loop) Last(reason string) error {
 	if !ok {
 		return nil
 	}
+	w, ok := l.choose(cred)
+	if !ok {
+		return errExpired
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), lastBudget)
 	defer cancel()
 	l.seq++
-	_, err := l.client.Check(ctx, cred, l.header(), l.body(cred, wire.Lifecycle{State: wire.SaidStopping, Reason: &reason}))
+	client, err := l.through(w)
+	if err != nil {
+		return err
+	}
+	_, err = client.Check(ctx, w.cred, l.header(), l.body(w, wire.Lifecycle{State: wire.SaidStopping, Reason: &reason}))
 	return err
 }
 
 // gateWork does what answers lead to for the gate token.
 func (l *Loop) gateWork(ctx context.Context, client Plane) {
+	l.mu.Lock()
+	if r := l.Rung; r != nil && r.mutual != nil && r.Certs.Present() != nil {
+		client = r.mutual // where the bearer alone brings nothing
+	}
+	l.mu.Unlock()
 	f, ok := client.(credential.Fetcher)
 	if !ok {
 		return
@@ -537,7 +593,7 @@ func (l *Loop) worker(ctx context.Context) {
 		case <-l.work:
 		}
 		l.mu.Lock()
-		client, stopped, request := l.workerPlane, l.stopped, l.requests.Rotate
+		client, stopped, requests := l.workerPlane, l.stopped, l.requests
 		l.mu.Unlock()
 		if stopped {
 			if err := l.Store.MarkRevoked(l.Now()); err != nil {
@@ -549,7 +605,7 @@ func (l *Loop) worker(ctx context.Context) {
 		if client != nil && off == "" {
 			l.gateWork(ctx, client)
 			wctx, cancel := context.WithTimeout(ctx, workBudget)
-			moved, err := l.Store.Advance(wctx, client, request)
+			moved, err := l.advance(wctx, client, requests)
 			cancel()
 			if err != nil && ctx.Err() == nil && err.Error() != said {
 				said = err.Error()
@@ -558,7 +614,7 @@ func (l *Loop) worker(ctx context.Context) {
 				said = ""
 			}
 			if moved {
-				l.Log.Info("credential rotated, presenting the next generation")
+				l.Log.Info("presenting the next credential")
 				l.Kick()
 			}
 		}

@@ -377,7 +377,7 @@ func TestBodyIsBounded(t *testing.T) {
 			many = append(many, wire.Finding{Code: "x", Detail: string(make([]byte, 5000)), Remedy: string(make([]byte, 5000))})
 		}
 		l.Body = func() wire.CheckBody { return wire.CheckBody{Readiness: &wire.CheckReadiness{Blockers: many}} }
-		if b := l.body(credential.Credential{}, wire.Lifecycle{State: wire.SaidRunning}); len(b) > wire.MaxCheckBody {
+		if b := l.body(way{}, wire.Lifecycle{State: wire.SaidRunning}); len(b) > wire.MaxCheckBody {
 			t.Errorf("%d bytes", len(b))
 		}
 	})

@@ -125,7 +125,7 @@ func (s *Store) stage(c *Credential, damaged bool) error {
 			return err
 		}
 	}
-	if err := replace(s.fs, NextFile, encode(c)); err != nil {
+	if err := Replace(s.fs, NextFile, encode(c)); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -200,7 +200,7 @@ func (s *Store) keepPrevious(c *Credential) error {
 		return err
 	}
 	if err := s.fs.Link(CurrentFile, tmp); err != nil {
-		return replace(s.fs, PreviousFile, encode(c))
+		return Replace(s.fs, PreviousFile, encode(c))
 	}
 	if err := s.fs.Rename(tmp, PreviousFile); err != nil {
 		return err

@@ -147,9 +147,9 @@ func decode(b []byte) (*Credential, error) {
 	return c, nil
 }
 
-// replace puts data under name: staged, synced, renamed, the directory synced,
+// Replace puts data under name: staged, synced, renamed, the directory synced,
 // read back.
-func replace(d FS, name string, data []byte) error {
+func Replace(d FS, name string, data []byte) error {
 	tmp := name + ".tmp"
 	if err := d.Write(tmp, data); err != nil {
 		d.Remove(tmp)

@@ -202,7 +202,7 @@ func (s *Store) stageGate(m *wire.Material) (moved bool, err error) {
 		return before != o, nil
 	}
 	s.mu.Unlock()
-	if err := replace(s.fs, gateNextFile, []byte(v.Line())); err != nil {
+	if err := Replace(s.fs, gateNextFile, []byte(v.Line())); err != nil {
 		return false, s.wroteGate(fmt.Errorf("cannot write the next gate token: %w", err))
 	}
 	s.mu.Lock()
@@ -237,7 +237,7 @@ func (s *Store) keepGate() error {
 	}
 	if err != nil {
 		// What was accepted is in memory and must not be lost with it.
-		if err := replace(s.fs, gateNextFile, []byte(n.Line())); err != nil {
+		if err := Replace(s.fs, gateNextFile, []byte(n.Line())); err != nil {
 			return s.wroteGate(fmt.Errorf("cannot keep the gate token: %w", err))
 		}
 	}

@@ -145,7 +145,7 @@ func (s *Store) Install(doc *wire.Credential, force bool) (outcome string, err e
 				return "", s.wrote(err)
 			}
 		}
-		if err := replace(s.fs, CurrentFile, encode(c)); err != nil {
+		if err := Replace(s.fs, CurrentFile, encode(c)); err != nil {
 			return "", s.wrote(fmt.Errorf("cannot write credential: %w", err))
 		}
 	}
@@ -213,13 +213,13 @@ func (s *Store) writePlane(doc *wire.Credential) error {
 	if err != nil {
 		return err
 	}
-	if err := replace(s.fs, PlaneFile, append(b, '\n')); err != nil {
+	if err := Replace(s.fs, PlaneFile, append(b, '\n')); err != nil {
 		return err
 	}
 	if doc.Gate == nil {
 		return errors.Join(s.fs.Remove(gateNextFile), s.fs.Remove(GateFile))
 	}
-	if err := replace(s.fs, GateFile, []byte(doc.Gate.Line())); err != nil {
+	if err := Replace(s.fs, GateFile, []byte(doc.Gate.Line())); err != nil {
 		return err
 	}
 	// What was staged was of a time before this.

@@ -284,6 +284,22 @@ func (s *Store) Accepted(c Credential, at time.Time) {
 	s.row = &Row{Machine: c.Machine, Generation: c.Generation, At: at}
 }
 
+// Confirmed says that the plane knew the machine by something else than a
+// secret, a certificate, and which generation it says is current. Where the
+// machine has that one, it is as good as presented with success.
+func (s *Store) Confirmed(machine string, generation int64, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = wire.CredentialOK
+	s.row = &Row{Machine: machine, Generation: generation, At: at}
+	s.accepted = nil
+	for _, c := range s.held {
+		if c != nil && c.Machine == machine && c.Generation == generation {
+			s.accepted = c
+		}
+	}
+}
+
 // Refused says that the plane refused c with a code of the closed vocabulary:
 // wire.CodeUnauthorized, wire.CodeBehind or wire.CodeRevoked.
 func (s *Store) Refused(c Credential, code string) {
@@ -384,7 +400,7 @@ func (s *Store) saveRow(row *Row) {
 		return
 	}
 	b, err := json.Marshal(row)
-	if err != nil || replace(s.fs, rowFile, b) != nil {
+	if err != nil || Replace(s.fs, rowFile, b) != nil {
 		return
 	}
 	s.mu.Lock()
@@ -403,7 +419,7 @@ func (s *Store) MarkRevoked(at time.Time) error {
 	defer s.io.Unlock()
 	b, err := json.Marshal(Row{Machine: machine, At: at})
 	if err == nil {
-		err = replace(s.fs, revokedFile, b)
+		err = Replace(s.fs, revokedFile, b)
 	}
 	return err
 }

@@ -24,6 +24,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"fleet.example/fleet/agentd/credential"
@@ -46,10 +47,46 @@ type Client struct {
 	gate  string
 	roots *x509.CertPool // nil: the system's
 	http  *http.Client
+	// source is what is presented at the next handshake, nil where the bearer
+	// speaks for the machine; shown what was at the last.
+	source func() *tls.Certificate
+	shown  atomic.Pointer[tls.Certificate]
 }
 
 // New makes a client that trusts p's roots alone.
 func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
+	tr, err := transport(p)
+	if err != nil {
+		return nil, err
+	}
+	c := Over(tr, p, gate)
+	c.roots = tr.TLSClientConfig.RootCAs
+	return c, nil
+}
+
+// Mutual makes a client for where certificates are accepted. Each handshake
+// presents what source returns then; a connection that was opened with another
+// certificate is not used again.
+func Mutual(p credential.Plane, gate *wire.CredentialGate, url string, source func() *tls.Certificate) (*Client, error) {
+	tr, err := transport(p)
+	if err != nil {
+		return nil, err
+	}
+	p.URL = url
+	c := Over(tr, p, gate)
+	c.source, c.roots = source, tr.TLSClientConfig.RootCAs
+	tr.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		cert := source()
+		if cert == nil {
+			return nil, errors.New("there is no certificate to present")
+		}
+		c.shown.Store(cert)
+		return cert, nil
+	}
+	return c, nil
+}
+
+func transport(p credential.Plane) (*http.Transport, error) {
 	var roots *x509.CertPool // nil: the system's
 	if p.RootsPEM != "system" {
 		roots = x509.NewCertPool()
@@ -57,7 +94,7 @@ func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
 			return nil, errors.New("the plane's roots hold no certificate")
 		}
 	}
-	tr := &http.Transport{
+	return &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            dial,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots},
@@ -70,10 +107,7 @@ func New(p credential.Plane, gate *wire.CredentialGate) (*Client, error) {
 		WriteBufferSize:        2 << 10,
 		ReadBufferSize:         2 << 10,
 		DisableCompression:     true,
-	}
-	c := Over(tr, p, gate)
-	c.roots = roots
-	return c, nil
+	}, nil
 }
 
 // Over makes a client over a transport that is given, in place of HTTPS with
@@ -199,6 +233,41 @@ func (c *Client) Material(ctx context.Context, cred credential.Credential, kind 
 	return m, 0, nil
 }
 
+// Certify asks for a certificate, presenting cred.
+func (c *Client) Certify(ctx context.Context, cred credential.Credential, req wire.CertificateRequest) (*wire.CertificateAnswer, error) {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	var answer wire.CertificateAnswer
+	if err := c.post(ctx, wire.PathCertificate, cred, "", body, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Machine != cred.Machine {
+		return nil, &Refusal{Status: http.StatusOK, Message: "the answer does not name this machine"}
+	}
+	return &answer, nil
+}
+
+// Reach opens a connection and asks whether the plane is there, which changes
+// nothing.
+func (c *Client) Reach(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+wire.PathHealthz, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return c.explain(err)
+	}
+	defer resp.Body.Close()
+	io.Copy(io.Discard, io.LimitReader(resp.Body, wire.MaxAnswer))
+	if resp.StatusCode != http.StatusOK {
+		return refusal(resp.StatusCode, "", nil)
+	}
+	return nil
+}
+
 func (c *Client) post(ctx context.Context, path string, cred credential.Credential, mark string, body []byte, into any) error {
 	return c.do(ctx, http.MethodPost, path, cred, mark, body, into)
 }
@@ -208,7 +277,13 @@ func (c *Client) do(ctx context.Context, method, path string, cred credential.Cr
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+cred.Machine+"."+cred.Secret.Reveal())
+	// Over a certificate the bearer is sent where it is wanted as well, alone.
+	if c.source == nil || path == wire.PathCertificate {
+		req.Header.Set("Authorization", "Bearer "+cred.Machine+"."+cred.Secret.Reveal())
+	}
+	if c.source != nil && c.shown.Load() != c.source() {
+		c.Close()
+	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "fleet-agent")
 	if mark != "" {

@@ -1,7 +1,8 @@
 // Package swarm plays many machines at once, in one process, against the real
 // planed over real TLS. Each machine is the real agent as far as its credential
 // goes - check loop, client, credential files - on a disk in memory; only the
-// connections are shared, since a process cannot keep ten thousand.
+// connections are shared, since a process cannot keep ten thousand; those that a
+// certificate opens cannot be.
 package swarm
 
 import (
@@ -32,6 +33,7 @@ const person = "dana"
 // who is logged in.
 type Plane struct {
 	URL     string
+	MTLS    string // where it takes certificates
 	Roots   string
 	Metrics string // where its metrics are
 	Dir     string
@@ -53,12 +55,16 @@ func Prepare(ctx context.Context, binary, dir string, n int, flags ...string) (*
 	if err != nil {
 		return nil, err
 	}
+	mtls, err := freeAddr()
+	if err != nil {
+		return nil, err
+	}
 	metrics, err := freeAddr()
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{URL: "https://" + addr, Metrics: metrics, Dir: dir, binary: binary, session: secret.New("fs_"),
-		flags: append([]string{"serve", "--data", dir, "--listen", addr, "--metrics-listen", metrics}, flags...)}
+	p := &Plane{URL: "https://" + addr, MTLS: "https://" + mtls, Metrics: metrics, Dir: dir, binary: binary, session: secret.New("fs_"),
+		flags: append([]string{"serve", "--data", dir, "--listen", addr, "--mtls-listen", mtls, "--metrics-listen", metrics}, flags...)}
 	if out, err := exec.CommandContext(ctx, binary, "init", "--data", dir, "--url", p.URL, "--owner", person).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%s", out)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"fleet.example/fleet/agentd/certificate"
 	"fleet.example/fleet/agentd/check"
 	"fleet.example/fleet/agentd/credential"
 	agent "fleet.example/fleet/agentd/plane"
@@ -73,16 +74,16 @@ func (f *files) Remove(name string) error {
 	return nil
 }
 
-func (f *files) Sync(string) error       { return nil }
-func (f *files) SyncDir() error          { return nil }
-func (f *files) Lock() (func(), error)   { return func() {}, nil }
-func newFiles() *files                   { return &files{m: map[string][]byte{}} }
-func (f *files) open() *credential.Store { return credential.Open(f) }
+func (f *files) Sync(string) error     { return nil }
+func (f *files) SyncDir() error        { return nil }
+func (f *files) Lock() (func(), error) { return func() {}, nil }
+func newFiles() *files                 { return &files{m: map[string][]byte{}} }
 
 // Machine is one of the swarm.
 type Machine struct {
 	ID    string
 	Store *credential.Store
+	Certs *certificate.Store
 
 	heard  atomic.Int64 // when a check was answered last, in nanoseconds
 	widest atomic.Int64 // the longest between two such, since Swarm.Mark
@@ -113,18 +114,22 @@ func Run(p *Plane, connections int, over time.Duration) (*Swarm, error) {
 	s := &Swarm{stop: cancel, transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13},
 		MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections, MaxIdleConns: connections, ResponseHeaderTimeout: 15 * time.Second}}
 	for i, doc := range p.machines {
-		st := newFiles().open()
+		disk := newFiles()
+		st := credential.Open(disk)
 		if _, err := st.Install(&doc, false); err != nil {
 			cancel()
 			return nil, err
 		}
-		m := &Machine{ID: doc.Machine, Store: st}
+		m := &Machine{ID: doc.Machine, Store: st, Certs: certificate.Open(disk, st.Machine)}
 		s.Machines = append(s.Machines, m)
 		loop := &check.Loop{Store: st, Log: hclog.NewNullLogger(), Body: func() wire.CheckBody {
 			return wire.CheckBody{Name: "box", Version: "1", OS: "linux", Arch: "amd64", Readiness: &wire.CheckReadiness{Blockers: []wire.Finding{}}}
 		}, Dial: func(pl credential.Plane, gate *wire.CredentialGate) (check.Plane, error) {
 			return &counted{agent.Over(shared{s.transport}, pl, gate), s, m}, nil
-		}}
+		}, Rung: &check.Rung{Certs: m.Certs, Dial: func(pl credential.Plane, gate *wire.CredentialGate, url string, source func() *tls.Certificate) (check.Mutual, error) {
+			c, err := agent.Mutual(pl, gate, url, source) // a connection of its own: it is what says who speaks
+			return &counted{c, s, m}, err
+		}}}
 		loop.Init()
 		wait := time.Duration(i) * over / time.Duration(len(p.machines))
 		s.wg.Go(func() {

@@ -144,7 +144,7 @@ func ask(ctx context.Context, t *testing.T, p *Plane, s *Swarm, asked []int64) {
 			if ctx.Err() == nil {
 				// One whose answer was lost counts too: it may have been taken.
 				asked[i]++
-				client.AskToRotate(ctx, m.ID, 0)
+				client.AskToRotate(ctx, m.ID, 0, "")
 			}
 			return nil
 		})

@@ -278,7 +278,7 @@ func (p *fakePlane) ask(w http.ResponseWriter, r *http.Request) {
 
 // hear is the machine's next check: one that is present rotates.
 func (p *fakePlane) hear(i int) {
-	if m := &p.machines[i]; m.Requests.Rotate != nil && m.Presence == wire.Present && unwritable(*m) == nil {
+	if m := &p.machines[i]; m.Requests.Rotate != nil && m.Presence == wire.Present && hindered(*m) == nil {
 		m.Requests.Rotate = nil
 		m.Credential.Generation++
 		m.Credential.IssuedAt = at("2026-01-02T03:05:00Z")

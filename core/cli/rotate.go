@@ -32,17 +32,26 @@ the plane takes it over when it is first used; the one before works until then.
 An absent or stopped machine rotates when it is back. Asking twice is asking
 once: a second run joins the first, so the command is safe from cron.
 
+--kind mtls has machines come to be known by certificates that the plane issues,
+for hours at a time, for a key that never leaves the machine; --kind bearer has
+them come back to a secret. Until what is new works, what was before is taken.
+
 Each result has a status: done, requested (it waits for the machine), deferred
-(the machine is there and cannot yet, as with a full disk; it tries on), failed.
+(the machine is there and cannot yet, as with a full disk, or where it does not
+reach the plane's listener for certificates; it tries on), failed.
 Without --wait a request that waits is a success; with it, exit 8 when --timeout
 is over first. A token needs the scopes read and rotate.`,
 		Flags: append(append(command.JSONFlags(true),
+			&ufcli.StringFlag{Name: "kind", Usage: "have the credential be of `KIND` afterwards: bearer or mtls"},
 			command.DurationFlag("older-than", "only credentials issued `D` ago or earlier, by the plane's clock", 0),
 			&ufcli.BoolFlag{Name: "wait", Usage: "return when the machines have rotated"},
 			command.DurationFlag("timeout", "with --wait, give up after `D`; 0 waits for ever", rotateWait)), spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
 			if c.IsSet("timeout") && !c.Bool("wait") {
 				return fault.Usagef("--timeout goes with --wait")
+			}
+			if k := c.String("kind"); c.IsSet("kind") && k != wire.KindBearer && k != wire.KindMTLS {
+				return fault.Usagef("--kind is %s or %s, not %q", wire.KindBearer, wire.KindMTLS, k)
 			}
 			sel, err := spec.Parse(c)
 			if err != nil {
@@ -82,7 +91,7 @@ func (r *rotation) one(ctx context.Context, o *fanout.One) (fanout.Outcome, erro
 	case <-ctx.Done():
 		return failed, ctx.Err()
 	}
-	m, err := r.plane.AskToRotate(ctx, o.ID, o.Span("older-than"))
+	m, err := r.plane.AskToRotate(ctx, o.ID, o.Span("older-than"), o.String("kind"))
 	<-r.ask
 	if err != nil {
 		return failed, err
@@ -98,6 +107,9 @@ func (r *rotation) one(ctx context.Context, o *fanout.One) (fanout.Outcome, erro
 	m, err = await(ctx, m, func(m wire.Machine) bool { return !waits(m, asked) }, "rotated", limit,
 		func(ctx context.Context) (wire.Machine, error) { return r.fetch(ctx, o.ID) })
 	switch {
+	case err == nil && o.String("kind") != "" && m.Credential.Kind != o.String("kind"):
+		return failed, fault.New(fault.Failure, wire.CodeConflict, "another request took this one's place: %s has a credential of kind %s",
+			shown(m.Name, m.ID), m.Credential.Kind)
 	case err == nil:
 		return rotated(m, ""), nil
 	case ctx.Err() != nil || fault.Of(err).Exit != fault.NotYet:
@@ -116,6 +128,9 @@ func waits(m wire.Machine, asked *wire.Time) bool {
 // rotated is a machine that has nothing left to do.
 func rotated(m wire.Machine, why string) fanout.Outcome {
 	words := fmt.Sprintf("generation %d", m.Credential.Generation)
+	if m.Credential.Kind == wire.KindMTLS {
+		words += ", by certificate"
+	}
 	if at := m.Credential.IssuedAt; at != nil {
 		words += ", issued at " + at.Format(time.RFC3339)
 	}
@@ -128,7 +143,7 @@ func rotated(m wire.Machine, why string) fanout.Outcome {
 // unrotated is a machine that the request waits for.
 func unrotated(m wire.Machine, asked *wire.Time) fanout.Outcome {
 	status := wire.StatusRequested
-	if unwritable(m) != nil {
+	if hindered(m) != nil {
 		status = wire.StatusDeferred
 	}
 	words, _ := whatFor(m)
@@ -136,7 +151,7 @@ func unrotated(m wire.Machine, asked *wire.Time) fanout.Outcome {
 }
 
 func outcome(m wire.Machine, status string, asked *wire.Time, words, detail string) fanout.Outcome {
-	doc := wire.Rotation{Schema: wire.SchemaRotation, Machine: m.ID, Name: m.Name, Status: status, Generation: m.Credential.Generation,
+	doc := wire.Rotation{Schema: wire.SchemaRotation, Machine: m.ID, Name: m.Name, Status: status, Kind: m.Credential.Kind, Generation: m.Credential.Generation,
 		IssuedAt: m.Credential.IssuedAt, RequestedAt: asked, Detail: detail}
 	words = status + ": " + words
 	return fanout.Outcome{Document: doc, Status: status, Words: words, Show: func(c *command.Call) error {
@@ -145,10 +160,12 @@ func outcome(m wire.Machine, status string, asked *wire.Time, words, detail stri
 	}}
 }
 
-// unwritable is the blocker of a machine that is there and cannot keep a new
-// secret.
-func unwritable(m wire.Machine) *wire.Blocker {
-	i := slices.IndexFunc(m.Readiness.Blockers, func(b wire.Blocker) bool { return b.Code == "credential_unwritable" })
+// hindered is the blocker of a machine that is there and cannot keep a new
+// secret, or cannot use a certificate.
+func hindered(m wire.Machine) *wire.Blocker {
+	i := slices.IndexFunc(m.Readiness.Blockers, func(b wire.Blocker) bool {
+		return b.Code == "credential_unwritable" || b.Code == "certificate_unusable"
+	})
 	if i < 0 || m.Presence != wire.Present {
 		return nil
 	}
@@ -162,12 +179,22 @@ func behind(m wire.Machine) bool {
 	return at != nil && (m.LastCheck == nil || at.After(m.LastCheck.Time))
 }
 
+// barred reports whether the machine's bearer was presented after its last
+// check, where a certificate is wanted: by a machine that lost its key, or by
+// somebody else.
+func barred(m wire.Machine) bool {
+	at := m.Credential.BarredAt
+	return at != nil && (m.LastCheck == nil || at.After(m.LastCheck.Time))
+}
+
 const stays = "the request stays; fleet show says whether it still waits"
 
 // whatFor says what a rotation waits for, and what a person can do about it.
 func whatFor(m wire.Machine) (words, hint string) {
 	name := shown(m.Name, m.ID)
-	switch b := unwritable(m); {
+	switch b := hindered(m); {
+	case b != nil && b.Code == "certificate_unusable":
+		return "it " + b.Detail, b.Remedy
 	case b != nil:
 		return "it cannot write its next secret: " + b.Detail, b.Remedy
 	case behind(m):

@@ -80,11 +80,20 @@ func describe(w io.Writer, m wire.Machine) error {
 	}
 	row("accepting", "%t", m.Accepting)
 	cred := fmt.Sprintf("%s, generation %d", m.Credential.Kind, m.Credential.Generation)
+	if at := m.Credential.ExpiresAt; at != nil {
+		cred += ", certificate until " + at.String()
+	}
 	if m.Credential.NextPending {
 		cred += ", next one pending"
 	}
 	if m.Requests.Rotate != nil {
 		cred += ", asked to rotate"
+		if to := m.Requests.RotateKind; to != nil && *to != m.Credential.Kind {
+			cred += " to " + clean(*to)
+		}
+	}
+	if barred(m) {
+		cred += "; its bearer alone was presented since the last check, where a certificate is wanted"
 	}
 	if behind(m) {
 		cred += "; a superseded one was presented since the last check"

@@ -364,9 +364,10 @@ func (c *Client) Ask(ctx context.Context, id, kind string) (m wire.Machine, err 
 
 // AskToRotate asks the machine to rotate its credential, or joins a request
 // that waits. With olderThan, a credential that was issued less than so long
-// ago is left alone, and the answer then shows no request.
-func (c *Client) AskToRotate(ctx context.Context, id string, olderThan time.Duration) (m wire.Machine, err error) {
-	err = c.do(ctx, "POST", machinePath(id)+"/requests", wire.AskRequest{Kind: wire.ScopeRotate, OlderThanS: olderThan.Seconds()}, &m)
+// ago is left alone, and the answer then shows no request. kind is the kind of
+// credential that it shall have then, or "" for the kind that it has.
+func (c *Client) AskToRotate(ctx context.Context, id string, olderThan time.Duration, kind string) (m wire.Machine, err error) {
+	err = c.do(ctx, "POST", machinePath(id)+"/requests", wire.AskRequest{Kind: wire.ScopeRotate, OlderThanS: olderThan.Seconds(), CredentialKind: kind}, &m)
 	return m, err
 }
 

@@ -54,24 +54,28 @@ type IdentityRow struct {
 // AgentStatus is fleet.agent/v1: what agentd status --json prints and GET
 // /v1/status answers.
 type AgentStatus struct {
-	Schema     string     `json:"schema"`
-	State      string     `json:"state"` // running | stopped | revoked | absent
-	Latched    bool       `json:"latched"`
-	Machine    string     `json:"machine"`
-	Version    string     `json:"version"`
-	Artifact   string     `json:"artifact,omitempty"` // content hash of the version directory that runs
-	PID        int        `json:"pid"`
-	StartedAt  *Time      `json:"started_at"`
-	Plane      string     `json:"plane"`
-	Credential string     `json:"credential"`
-	Generation int64      `json:"generation"`
-	LastCheck  *LastCheck `json:"last_check"`
-	Blockers   []Blocker  `json:"blockers"`
-	Probed     bool       `json:"probed"`
-	Sessions   int        `json:"sessions"` // running ones
-	Draining   bool       `json:"draining"`
-	DataDir    string     `json:"data_dir"`
-	Socket     string     `json:"socket"`
+	Schema     string `json:"schema"`
+	State      string `json:"state"` // running | stopped | revoked | absent
+	Latched    bool   `json:"latched"`
+	Machine    string `json:"machine"`
+	Version    string `json:"version"`
+	Artifact   string `json:"artifact,omitempty"` // content hash of the version directory that runs
+	PID        int    `json:"pid"`
+	StartedAt  *Time  `json:"started_at"`
+	Plane      string `json:"plane"`
+	Credential string `json:"credential"`
+	Generation int64  `json:"generation"`
+	// CredentialKind is KindBearer or KindMTLS, and ExpiresAt the certificate's.
+	CredentialKind string `json:"credential_kind"`
+	ExpiresAt      *Time  `json:"expires_at"`
+
+	LastCheck *LastCheck `json:"last_check"`
+	Blockers  []Blocker  `json:"blockers"`
+	Probed    bool       `json:"probed"`
+	Sessions  int        `json:"sessions"` // running ones
+	Draining  bool       `json:"draining"`
+	DataDir   string     `json:"data_dir"`
+	Socket    string     `json:"socket"`
 }
 
 // LastCheck is the outcome of the last check that was made.

@@ -163,6 +163,9 @@ type Finding struct {
 type Requests struct {
 	Logs   *time.Time `json:"logs,omitempty"`
 	Rotate *time.Time `json:"rotate,omitempty"`
+	// RotateKind goes with Rotate: the kind of credential that is wanted then,
+	// KindBearer or KindMTLS; empty for the kind that there is.
+	RotateKind string `json:"rotate_kind,omitempty"`
 }
 
 // CheckAnswer is the answer to a check.
@@ -191,4 +194,29 @@ type RotateRequest struct {
 type RotateAnswer struct {
 	Machine    string `json:"machine"`
 	Generation int64  `json:"generation"`
+}
+
+// PathCertificate is where a machine asks for a certificate, presenting its
+// bearer: at the plane's URL for a key that was certified before, or the first
+// one; over a connection that its present certificate opened for another key.
+const PathCertificate = "/v1/credential/certificate"
+
+// PathTrustBundle is where the plane's roots are, as a SPIFFE bundle endpoint
+// serves them.
+const PathTrustBundle = "/v1/spiffe/bundle"
+
+// CertificateRequest is the body of POST /v1/credential/certificate. Nothing
+// but the key and the proof that the sender has it is taken from the CSR.
+type CertificateRequest struct {
+	CSR string `json:"csr"` // PKCS #10, PEM
+}
+
+// CertificateAnswer is its answer. Repeating the request is safe.
+type CertificateAnswer struct {
+	Machine    string    `json:"machine"`
+	Generation int64     `json:"generation"` // of the bearer that was presented
+	Chain      string    `json:"chain"`      // PEM: the certificate, then the intermediate
+	URL        string    `json:"url"`        // where it is accepted
+	IssuedAt   time.Time `json:"issued_at"`
+	ExpiresAt  time.Time `json:"expires_at"`
 }

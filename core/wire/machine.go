@@ -95,6 +95,12 @@ type Blocker struct {
 	Since    *Time  `json:"since"`
 }
 
+// Kinds of a machine's credential.
+const (
+	KindBearer = "bearer"
+	KindMTLS   = "mtls"
+)
+
 // MachineCredential says which generation is current, never a secret or digest.
 type MachineCredential struct {
 	Kind        string `json:"kind"` // bearer | mtls
@@ -107,6 +113,9 @@ type MachineCredential struct {
 	// the plane that runs now remembers: by a machine whose disk went back, or
 	// by a copy of it.
 	BehindAt *Time `json:"behind_at"`
+	// BarredAt is when the bearer of a machine on the mtls rung was presented
+	// last where a certificate is wanted: perhaps by a thief.
+	BarredAt *Time `json:"barred_at"`
 }
 
 // MachineAgent is what the machine says of the program that it runs.
@@ -128,6 +137,8 @@ type MachineOrders struct {
 type MachineRequests struct {
 	Logs   *Time `json:"logs"`
 	Rotate *Time `json:"rotate"`
+	// RotateKind is the kind of credential that the machine shall have then.
+	RotateKind *string `json:"rotate_kind,omitempty"`
 }
 
 // Machines is fleet.machines/v1.
@@ -198,6 +209,9 @@ type AskRequest struct {
 	// OlderThanS, with rotate, asks only a machine whose credential was issued
 	// at least so long ago, by the plane's clock.
 	OlderThanS float64 `json:"older_than_s,omitempty"`
+	// CredentialKind, with rotate, is the kind that the machine shall have then;
+	// empty leaves it as it is.
+	CredentialKind string `json:"credential_kind,omitempty"`
 }
 
 // DeleteAnswer is the answer to DELETE /v1/machines/{id}.

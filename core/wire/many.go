@@ -43,6 +43,7 @@ type Rotation struct {
 	Machine string `json:"machine"`
 	Name    string `json:"name"`
 	Status  string `json:"status"`
+	Kind    string `json:"kind"` // of its credential now: bearer | mtls
 	// Generation is the machine's current one.
 	Generation int64 `json:"generation"`
 	IssuedAt   *Time `json:"issued_at"`

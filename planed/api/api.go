@@ -38,6 +38,12 @@ type Config struct {
 	// RequireTouch lets persons admit and approve only with a signature of their
 	// security key that was touched for it.
 	RequireTouch bool
+	// Certificates issues and reads machines' certificates; MTLSURL is where they
+	// are accepted, empty without a listener that does; CertificateLife is how
+	// long they are valid, 0 for the default.
+	Certificates    Authority
+	MTLSURL         string
+	CertificateLife time.Duration
 	// Pages are the pages for persons' browsers, by pattern of http.ServeMux.
 	Pages map[string]http.Handler
 	// MaxConcurrent is how many requests may be worked on at once; more are
@@ -70,6 +76,9 @@ func New(c Config) *API {
 	}
 	if c.Keep == nil {
 		c.Keep = func() bool { return true }
+	}
+	if c.CertificateLife == 0 {
+		c.CertificateLife = CertificateLife
 	}
 	a := &API{Config: c}
 	a.nonces = login.Verifier{URL: c.URL, Now: c.Now}
@@ -163,7 +172,9 @@ func (a *API) serve(rt *Route) http.Handler {
 		if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
 			w.Header().Set("Retry-After", strconv.Itoa(retryAfter(err)))
 		}
-		if status == http.StatusRequestEntityTooLarge {
+		// What a connection was opened with is no longer good for anything.
+		cut := verified(r.TLS) != nil && (status == http.StatusUnauthorized || status == http.StatusConflict || status == http.StatusGone)
+		if cut || status == http.StatusRequestEntityTooLarge {
 			w.Header()["Connection"] = closeHeader
 		}
 		writeError(w, status, detail)

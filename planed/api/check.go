@@ -2,6 +2,8 @@ package api
 
 import (
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -10,6 +12,7 @@ import (
 
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/identity"
 	"fleet.example/fleet/planed/machine"
 	"fleet.example/fleet/planed/store"
@@ -23,6 +26,29 @@ func machineBearer(r *http.Request) (id string, presented secret.Digest) {
 	return id, secret.Of(s).Digest()
 }
 
+// caller is who asks, and by what: over a connection that a machine's
+// certificate opened the certificate, whatever the headers say, else the bearer
+// (R27). Of a certificate that is no machine's it is nobody.
+func (a *API) caller(r *http.Request) (id string, by machine.Proof) {
+	if c := verified(r.TLS); c != nil {
+		if id, err := a.Certificates.Identify(c, a.Now()); err == nil {
+			return id, machine.Proof{Digest: secret.Digest(ca.KeyDigest(c)), Key: true}
+		}
+		return "", machine.Proof{Key: true}
+	}
+	id, presented := machineBearer(r)
+	return id, machine.Bearer(presented)
+}
+
+// verified is the certificate that opened the connection, nil for none. Only
+// the listener that verifies against our roots asks for one.
+func verified(s *tls.ConnectionState) *x509.Certificate {
+	if s == nil || len(s.VerifiedChains) == 0 {
+		return nil
+	}
+	return s.VerifiedChains[0][0]
+}
+
 // check is POST /v1/check, nearly all of the plane's traffic. A body equal to
 // the last one is not decoded and the answer is put together by hand.
 func (a *API) check(c *call) error {
@@ -34,13 +60,13 @@ func (a *API) check(c *call) error {
 	if err != nil {
 		return bad("%s", err)
 	}
-	id, presented := machineBearer(c.r)
+	id, by := a.caller(c.r)
 	now := a.Now()
 	sum := sha256.Sum256(c.body)
 	given := newMark()
 	did, err := a.Store.Check(c.ctx(), store.Check{
 		Machine: id,
-		Check:   machine.Check{Presented: presented, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now, Gate: c.gate.Version, Retiring: c.gate.Retiring},
+		Check:   machine.Check{Presented: by, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now, Gate: c.gate.Version, Retiring: c.gate.Retiring},
 		Body: func() (*wire.CheckBody, error) {
 			var b wire.CheckBody
 			return &b, decodeLenient(c.body, &b)
@@ -71,7 +97,7 @@ func (a *API) check(c *call) error {
 	b = now.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z")
 	b = append(b, '"')
 	if did.Asked != (machine.Asked{}) {
-		b = appendAsked(b, did.Asked)
+		b = appendAsked(b, did.Asked, did.Toward)
 	}
 	if a.Gate != nil {
 		if want, ok := a.Gate.Want(c.gate.Version); ok {
@@ -118,7 +144,7 @@ func newMark() (m [16]byte) {
 	return m
 }
 
-func appendAsked(b []byte, asked machine.Asked) []byte {
+func appendAsked(b []byte, asked machine.Asked, toward identity.Rung) []byte {
 	b = append(b, `,"requests":{`...)
 	sep := ""
 	for _, q := range []struct {
@@ -136,6 +162,11 @@ func appendAsked(b []byte, asked machine.Asked) []byte {
 		b = append(b, '"')
 		sep = ","
 	}
+	if word := machine.RungWord(toward); word != "" && !asked.Rotate.IsZero() {
+		b = append(b, `,"rotate_kind":"`...)
+		b = append(b, word...)
+		b = append(b, '"')
+	}
 	return append(b, '}')
 }
 
@@ -149,9 +180,9 @@ func (a *API) rotate(c *call) error {
 	if err != nil {
 		return bad("%s", err)
 	}
-	id, presented := machineBearer(c.r)
+	id, by := a.caller(c.r)
 	did, err := a.Store.Rotate(c.ctx(), store.Rotation{
-		Machine: id, Presented: presented, Generation: req.Generation, Digest: digest, At: a.Now(),
+		Machine: id, Presented: by, Generation: req.Generation, Digest: digest, At: a.Now(),
 	})
 	if did.Standing == identity.Next {
 		a.metrics.confirmed.Inc()

@@ -70,7 +70,7 @@ func (a *API) gateValue() *wire.CredentialGate {
 // live credential. A version is named by its number; whoever asks for one that
 // is not given any more is told the number of the one that is.
 func (a *API) material(c *call) error {
-	id, presented := machineBearer(c.r)
+	id, presented := a.caller(c.r)
 	s, err := a.Store.Material(c.ctx(), id, presented, a.Now())
 	if err != nil {
 		return err

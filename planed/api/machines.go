@@ -319,5 +319,14 @@ func (a *API) ask(c *call) error {
 	if older > 0 && req.Kind != wire.ScopeRotate {
 		return bad("older_than_s goes with rotate")
 	}
-	return a.editAndShow(c, store.Change{Ask: &machine.Wish{Kind: req.Kind, OlderThan: time.Duration(older * float64(time.Second))}})
+	rung, err := machine.ParseRung(req.CredentialKind)
+	switch {
+	case err != nil:
+		return bad("credential_kind is %s or %s, not %.64q", wire.KindBearer, wire.KindMTLS, req.CredentialKind)
+	case rung != identity.NoRung && req.Kind != wire.ScopeRotate:
+		return bad("credential_kind goes with rotate")
+	case rung == identity.MutualTLS && a.MTLSURL == "":
+		return errNoMTLS
+	}
+	return a.editAndShow(c, store.Change{Ask: &machine.Wish{Kind: req.Kind, OlderThan: time.Duration(older * float64(time.Second)), Rung: rung}})
 }

@@ -20,7 +20,7 @@ import (
 // metrics counts. No label names a machine, a person or an address.
 type metrics struct {
 	registry    *prometheus.Registry
-	checks      [identity.Revoked + 1]prometheus.Counter // by standing
+	checks      [identity.Barred + 1]prometheus.Counter // by standing
 	checkFailed prometheus.Counter
 	staged      prometheus.Counter
 	confirmed   prometheus.Counter
@@ -33,6 +33,8 @@ type metrics struct {
 	gateRefused prometheus.Counter
 	// Uses of the gate token that is to be accepted no more.
 	retiringMachine, retiringUnknown prometheus.Counter
+
+	certificates struct{ issued, refused prometheus.Counter }
 }
 
 // codes are the vocabulary of refusals, so that each has its counter from the
@@ -46,7 +48,7 @@ func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics
 		Name: "fleet_checks_total", Help: "Checks, by what the presented credential was."}, []string{"standing"})
 	for s, name := range map[identity.Standing]string{
 		identity.Unknown: "unauthorized", identity.Current: "current", identity.Next: "next",
-		identity.Behind: "behind", identity.Revoked: "revoked",
+		identity.Behind: "behind", identity.Revoked: "revoked", identity.Barred: "barred",
 	} {
 		m.checks[s] = checks.WithLabelValues(name)
 	}
@@ -55,6 +57,9 @@ func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics
 	rotations := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "fleet_rotations_total", Help: "Rotations: next generations that were staged, and those that a first use confirmed."}, []string{"step"})
 	m.staged, m.confirmed = rotations.WithLabelValues("staged"), rotations.WithLabelValues("confirmed")
+	certificates := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fleet_certificates_total", Help: "Requests of machines for certificates, by what became of them."}, []string{"result"})
+	m.certificates.issued, m.certificates.refused = certificates.WithLabelValues("issued"), certificates.WithLabelValues("refused")
 	m.shed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "fleet_requests_shed_total", Help: "Requests refused with 503 because too many were under way."})
 	m.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -77,7 +82,7 @@ func newMetrics(st store.Store, p machine.Policy, now func() time.Time) *metrics
 	gauge := func(name, help string, f func(store.Stats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return f(st.Stats()) })
 	}
-	m.registry.MustRegister(checks, m.checkFailed, rotations, &pending{st, p}, m.shed, m.requests, m.refusals, skew, m.gateRefused, retiring,
+	m.registry.MustRegister(checks, m.checkFailed, rotations, certificates, &pending{st, p}, &expiries{st, now}, m.shed, m.requests, m.refusals, skew, m.gateRefused, retiring,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("fleet_machines", "Machines that are not deleted.", func(s store.Stats) float64 { return float64(s.Machines) }),
 		gauge("fleet_tombstones", "Deleted machines that are remembered.", func(s store.Stats) float64 { return float64(s.Tombstones) }),
@@ -175,6 +180,31 @@ func (c *steps) Collect(ch chan<- prometheus.Metric) {
 	gauge(ageDesc, age)
 	gauge(stragglersDesc, float64(behind))
 	gauge(versionDesc, float64(s.Target()))
+}
+
+// expiries collects how long the certificates of machines are still valid. Of a
+// fleet that renews none has less than about half of its life left.
+type expiries struct {
+	store store.Store
+	now   func() time.Time
+}
+
+var (
+	expiriesDesc = prometheus.NewDesc("fleet_machine_certificate_remaining_seconds",
+		"Machines on the rung of mutual TLS, by how long their latest certificate is still valid; 0 when it has expired.", nil, nil)
+	expiryBounds = []time.Duration{0, 10 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 3 * time.Hour, 4 * time.Hour,
+		6 * time.Hour, 8 * time.Hour, 12 * time.Hour, 24 * time.Hour, 48 * time.Hour}
+)
+
+func (*expiries) Describe(ch chan<- *prometheus.Desc) { ch <- expiriesDesc }
+
+func (c *expiries) Collect(ch chan<- prometheus.Metric) {
+	n := c.store.Certificates(c.now(), expiryBounds)
+	buckets := make(map[float64]uint64, len(expiryBounds))
+	for i, b := range expiryBounds {
+		buckets[b.Seconds()] = n.Within[i]
+	}
+	ch <- prometheus.MustNewConstHistogram(expiriesDesc, uint64(n.Machines), n.Left.Seconds(), buckets)
 }
 
 // routeCounters are a route's counters, the common one made beforehand.

@@ -82,7 +82,8 @@ func (a *API) explain(err error) (int, wire.ErrorDetail) {
 		return http.StatusConflict, detail(wire.CodeConflict)
 	case errors.Is(err, login.ErrNoTouch):
 		return errTouch.status, errTouch.detail
-	case errors.Is(err, store.ErrExists), errors.Is(err, identity.ErrGeneration), errors.Is(err, identity.ErrReused):
+	case errors.Is(err, store.ErrExists), errors.Is(err, identity.ErrGeneration), errors.Is(err, identity.ErrReused),
+		errors.Is(err, identity.ErrSuperseded):
 		return http.StatusConflict, detail(wire.CodeConflict)
 	case errors.Is(err, machine.ErrNoKind), errors.Is(err, machine.ErrTooManyLabels), errors.Is(err, identity.ErrNoDigest), errors.Is(err, login.ErrKey):
 		return http.StatusBadRequest, detail(wire.CodeBadRequest)

@@ -53,6 +53,9 @@ var Routes = []Route{
 	{"POST", wire.PathRotate, Machine, nil, smallBody, (*API).rotate},
 	{"GET", wire.PathMaterial + "/{kind}/{version}", Sleeper, nil, 0, (*API).material},
 
+	{"POST", wire.PathCertificate, Sleeper, nil, smallBody, (*API).certify},
+	{"GET", wire.PathTrustBundle, Public, nil, 0, (*API).trustBundle},
+
 	{"POST", wire.PathEnroll, Enrolling, nil, smallBody, (*API).enroll},
 	{"POST", wire.PathEnrollPoll, Enrolling, nil, smallBody, (*API).poll},
 	{"POST", wire.PathEnrollmentLook, Person, nil, smallBody, (*API).lookAtCode},
@@ -93,19 +96,30 @@ var Routes = []Route{
 	{"DELETE", wire.PathTokens + "/{name}", Person, nil, smallBody, (*API).deleteToken},
 }
 
-// Handler serves the table.
-func (a *API) Handler() http.Handler {
+// Handler serves the table and the pages.
+func (a *API) Handler() http.Handler { return a.handler(func(*Route) bool { return true }, a.Pages) }
+
+// MachineHandler serves what machines ask, for the listener that asks them for
+// a certificate.
+func (a *API) MachineHandler() http.Handler {
+	return a.handler(func(rt *Route) bool { return rt.Who == Machine || rt.Who == Sleeper || rt.Path == wire.PathHealthz }, nil)
+}
+
+func (a *API) handler(serves func(*Route) bool, pages map[string]http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	var check http.Handler
 	for i := range Routes {
 		rt := &Routes[i]
+		if !serves(rt) {
+			continue
+		}
 		h := a.serve(rt)
 		mux.Handle(rt.Method+" "+rt.Path, h)
 		if rt.Path == wire.PathCheck {
 			check = h
 		}
 	}
-	for pattern, page := range a.Pages {
+	for pattern, page := range pages {
 		mux.Handle(pattern, page)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {

@@ -7,7 +7,21 @@
 // backdated by days: a machine whose clock is a day off must still reach the
 // plane, to be told so.
 //
-// The package must not know HTTP, stores or machines.
+// For machines on the rung of mutual TLS the intermediate issues certificates
+// too (R27): clientAuth alone, the machine's id in one SPIFFE URI, hours long.
+// What such a certificate says is believed after the chain led to our own root;
+// whether its key is the machine's is for the caller to ask.
+//
+// # Renewing an authority
+//
+// The intermediate can be replaced at any time: whoever trusts the root trusts
+// the new one, and a certificate brings the intermediate that issued it along,
+// so that those of the old one go on until they expire, hours later. A root is
+// replaced while both are trusted: Server.Roots holds every root whose
+// certificates are accepted and that the trust bundle names, Server.Root the
+// one that vouches for the intermediate in use.
+//
+// The package must not know HTTP, stores or what machines do.
 package ca
 
 import (
@@ -95,7 +109,7 @@ func serial() *big.Int {
 }
 
 // NewRoot makes a self-signed root.
-func NewRoot(key *ecdsa.PrivateKey, now time.Time) (*x509.Certificate, error) {
+func NewRoot(key crypto.Signer, now time.Time) (*x509.Certificate, error) {
 	return issue(&x509.Certificate{
 		SerialNumber: serial(),
 		// The number tells two roots apart where only subjects are shown.
@@ -108,7 +122,7 @@ func NewRoot(key *ecdsa.PrivateKey, now time.Time) (*x509.Certificate, error) {
 }
 
 // NewIntermediate makes the authority that is in use.
-func NewIntermediate(root *x509.Certificate, rootKey crypto.Signer, key *ecdsa.PrivateKey, now time.Time) (*x509.Certificate, error) {
+func NewIntermediate(root *x509.Certificate, rootKey, key crypto.Signer, now time.Time) (*x509.Certificate, error) {
 	return issue(&x509.Certificate{
 		SerialNumber:          serial(),
 		Subject:               pkix.Name{CommonName: "fleet intermediate " + hex.EncodeToString(serial().Bytes()[:4])},
@@ -135,9 +149,14 @@ func issue(tmpl, parent *x509.Certificate, pub crypto.PublicKey, signer crypto.S
 type Server struct {
 	Root         *x509.Certificate
 	Intermediate *x509.Certificate
-	Key          *ecdsa.PrivateKey // the intermediate's
+	Key          crypto.Signer // the intermediate's
 	URL          string
 	Now          func() time.Time
+	// Roots are trusted for machines' certificates, besides Root.
+	Roots []*x509.Certificate
+	// TrustDomain is that of the machines' SPIFFE ids. It stays when the URL
+	// changes.
+	TrustDomain string
 
 	mu   sync.Mutex
 	leaf *tls.Certificate

@@ -18,6 +18,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -46,6 +47,7 @@ const (
 	FileRootKey         = "root.key"
 	FileIntermediate    = "intermediate.pem"
 	FileIntermediateKey = "intermediate.key"
+	FileRoots           = "roots.pem" // further roots that are trusted, while a root is replaced
 	FileInvitation      = "owner.invite"
 	FileSocket          = "admin.sock"
 )
@@ -62,6 +64,9 @@ type Plane struct {
 	CAPin     string    `json:"ca_pin"`
 	Owner     string    `json:"owner"` // whom a recovery invites
 	CreatedAt wire.Time `json:"created_at"`
+	// TrustDomain is that of the machines' SPIFFE ids. A plane made before there
+	// were any has the one that its URL suggested.
+	TrustDomain string `json:"trust_domain,omitempty"`
 }
 
 const schemaPlaneFile = "fleet.plane-file/v1"
@@ -121,7 +126,8 @@ func Init(ctx context.Context, o Options) (Made, error) {
 	if err := errors.Join(err, st.Close()); err != nil {
 		return Made{}, err
 	}
-	plane := Plane{Schema: schemaPlaneFile, URL: o.URL, CAPin: ca.Pin(root), Owner: o.Owner, CreatedAt: wire.Time{Time: o.Now}}
+	plane := Plane{Schema: schemaPlaneFile, URL: o.URL, CAPin: ca.Pin(root), Owner: o.Owner, CreatedAt: wire.Time{Time: o.Now},
+		TrustDomain: ca.TrustDomain(o.URL)}
 	if err := durable.CreateFile(filepath.Join(o.Dir, FilePlane), indent(plane), 0o600); err != nil {
 		return Made{}, err
 	}
@@ -292,6 +298,9 @@ func Load(dir string) (Plane, error) {
 	if u, err := wire.PlaneURL(p.URL); err != nil || u != p.URL {
 		return p, fmt.Errorf("cannot read %s: %q is no plane's URL", file, p.URL)
 	}
+	if p.TrustDomain == "" {
+		p.TrustDomain = ca.TrustDomain(p.URL)
+	}
 	return p, nil
 }
 
@@ -346,5 +355,33 @@ func Authority(dir string, p Plane) (*ca.Server, error) {
 	case !key.PublicKey.Equal(inter.PublicKey):
 		return nil, fmt.Errorf("%s does not belong to %s", file, FileIntermediate)
 	}
-	return &ca.Server{Root: root, Intermediate: inter, Key: key, URL: p.URL, Now: time.Now}, nil
+	more, err := moreRoots(filepath.Join(dir, FileRoots))
+	if err != nil {
+		return nil, err
+	}
+	return &ca.Server{Root: root, Intermediate: inter, Key: key, URL: p.URL, Now: time.Now, Roots: more, TrustDomain: p.TrustDomain}, nil
+}
+
+// moreRoots reads the roots that are trusted besides the one in use.
+func moreRoots(file string) ([]*x509.Certificate, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the roots: %w", err)
+	}
+	var out []*x509.Certificate
+	for {
+		block, rest := pem.Decode(b)
+		if block == nil {
+			break
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read %s: %s", file, err)
+		}
+		out, b = append(out, c), rest
+	}
+	return out, nil
 }

@@ -31,6 +31,39 @@
 //     of a superseded secret cannot move the row, and of two machines that
 //     share one disk image exactly one stays: the other becomes behind.
 //
+// # The rung of mutual TLS
+//
+// There a row accepts certificates, each for a key that the row knows by its
+// digest, and the bearer secret opens one thing only: more certificates for the
+// key that the row has certified already (R27). The invariant: a machine on the
+// rung always holds a certificate that is accepted, or can get one with its
+// bearer for the key of this row; a stolen bearer alone gets nothing but the
+// refusal that everybody gets; between rungs there is no moment in which
+// neither is accepted.
+//
+//   - A certificate expires, the key behind it does not. Who holds both files,
+//     and that is the machine, asks for another one at any time, so that
+//     sleeping past the expiry, or losing any answer, costs one request. Who
+//     has the bearer alone cannot sign the request, and who has the key alone
+//     cannot send it.
+//   - Going up: a person's wish (Toward) lets the bearer have a first key
+//     certified. The machine has synced the key before the request. Until a
+//     certificate for it is used (UseKey), the bearer is accepted for all that
+//     it was, so that an answer lost, a crash, or a listener that cannot be
+//     reached leaves the machine where it was. First use closes the bearer in
+//     the same write that accepted the certificate. A second request with
+//     another key before that replaces the first: only a machine that lost the
+//     key sends it, and it has the bearer.
+//   - Another key on the rung is certified only over a connection that the
+//     present key opened and for the bearer as well; the row then accepts both
+//     keys until the new one is used, as with generations of secrets.
+//   - Going down: the machine, over its certificate, stages generation n+1.
+//     With a person's wish standing, first use of n+1 - never of n, which may
+//     have been stolen long ago - opens the bearer and supersedes the key, again
+//     in one write; until then the certificate is accepted.
+//   - A key that was superseded is never certified again, whoever asks: a disk
+//     that went back, or was copied, is told that it is behind.
+//
 // A row that was deleted accepts nothing and tells holders of its last secrets
 // that it was deleted (R23). Everybody else learns nothing, and learns it at
 // the same price: Judge compares the same number of digests in constant time
@@ -55,6 +88,7 @@ type Row struct {
 	Superseded [Kept]secret.Digest // newest first; zero when there is none
 	Proven     bool                // a machine has presented a credential of this row and was accepted
 	Deleted    bool
+	Keys       Keys
 }
 
 // Nobody is the row that an unknown machine id is judged by.
@@ -69,10 +103,21 @@ const (
 	Next    // accepted, and using it promotes
 	Behind  // once valid, superseded
 	Revoked // once valid, the machine was deleted
+	Barred  // right, and not enough on the rung of mutual TLS: answered as Unknown is
 )
 
-// Judge says what a presented secret's digest means. It changes nothing.
+// Judge says what a presented secret's digest means. It changes nothing. On the
+// rung of mutual TLS a secret opens nothing here, but for the next generation's
+// of a machine that comes down.
 func (r *Row) Judge(presented secret.Digest) Standing {
+	s := r.judge(presented)
+	if !r.Keys.Mtls || s == Unknown || s == Revoked || s == Next && r.Keys.Toward == Bearer {
+		return s
+	}
+	return Barred
+}
+
+func (r *Row) judge(presented secret.Digest) Standing {
 	i := secret.Match(presented, r.Current, r.Next, r.Superseded[0], r.Superseded[1])
 	switch {
 	case i < 0:
@@ -96,6 +141,9 @@ func (r *Row) Use(presented secret.Digest) (s Standing, changed bool) {
 	switch s {
 	case Next:
 		r.promote()
+		if r.Keys.Mtls {
+			r.descend()
+		}
 		return s, true
 	case Current:
 		changed = !r.Proven

@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"time"
 
-	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/addrfree"
 	"fleet.example/fleet/planed/audit"
@@ -21,7 +20,7 @@ const (
 
 // Check is one check as the plane received it.
 type Check struct {
-	Presented secret.Digest
+	Presented Proof
 	Mark      wire.CheckMark
 	Digest    [16]byte // of the body's bytes
 	Given     [16]byte // the mark that the answer carries
@@ -153,7 +152,13 @@ func (r *Row) answer(echo wire.Requests) {
 		}
 	}
 	clear(&r.Asked.Logs, echo.Logs)
-	clear(&r.Asked.Rotate, echo.Rotate)
+	// An agent that does not know of rungs rotates, and stays where it is.
+	if r.Credential.There() {
+		clear(&r.Asked.Rotate, echo.Rotate)
+		if r.Asked.Rotate.IsZero() {
+			r.Credential.Keys.Toward = identity.NoRung
+		}
+	}
 }
 
 func (r *Row) adoptName(suggested string, now time.Time) *audit.Event {

@@ -24,7 +24,7 @@ func newRow(t *testing.T) (*Row, secret.Digest) {
 // hear sends a check with a body digest of its own.
 func hear(t *testing.T, r *Row, d secret.Digest, seq uint64, at time.Time, b wire.CheckBody) Heard {
 	t.Helper()
-	return r.Hear(Check{Presented: d, Mark: wire.CheckMark{Instance: "a", Seq: seq}, Digest: [16]byte{byte(seq), 1}, At: at}, &b)
+	return r.Hear(Check{Presented: Bearer(d), Mark: wire.CheckMark{Instance: "a", Seq: seq}, Digest: [16]byte{byte(seq), 1}, At: at}, &b)
 }
 
 func body(said string, blockers ...wire.Finding) wire.CheckBody {

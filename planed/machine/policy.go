@@ -109,18 +109,25 @@ func (r *Row) View(p Policy, e Epoch, now time.Time) wire.Machine {
 		LastCheck: wire.TimeOf(r.LastCheck),
 		IntervalS: p.Interval.Seconds(),
 		Credential: wire.MachineCredential{
-			Kind:        "bearer",
+			Kind:        wire.KindBearer,
 			Generation:  r.Credential.Generation,
 			NextPending: !r.Credential.Next.IsZero(),
 			IssuedAt:    wire.TimeOf(r.IssuedAt),
 			StagedAt:    wire.TimeOf(r.StagedAt),
 			BehindAt:    wire.TimeOf(r.BehindAt),
+			BarredAt:    wire.TimeOf(r.BarredAt),
 		},
 		Agent: wire.MachineAgent{
 			Version: r.Told.Version, OS: r.Told.OS, Arch: r.Told.Arch,
 			Scope: r.Told.Scope, ServiceManager: r.Told.ServiceManager,
 		},
 		Requests: wire.MachineRequests{Logs: wire.TimeOf(r.Asked.Logs), Rotate: wire.TimeOf(r.Asked.Rotate)},
+	}
+	if r.Credential.Keys.Mtls {
+		m.Credential.Kind, m.Credential.ExpiresAt = wire.KindMTLS, wire.TimeOf(r.CertifiedTo)
+	}
+	if to := RungWord(r.Credential.Keys.Toward); to != "" && m.Requests.Rotate != nil {
+		m.Requests.RotateKind = &to
 	}
 	if m.Labels == nil {
 		m.Labels = map[string]string{}

@@ -46,10 +46,12 @@ type Row struct {
 	Credential   identity.Row
 	IssuedAt     time.Time // when the current generation was admitted or first used
 	StagedAt     time.Time // since when a next generation waits for its first use; zero when none does
+	CertifiedTo  time.Time // until when the latest certificate is valid; zero off the rung of mutual TLS
 	Told         Told
 	Asked        Asked
 	LastCheck    time.Time // zero: never. Coalesced: a crash may lose the latest
 	BehindAt     time.Time // when a superseded secret was presented last. Memory's alone: a restart forgets it
+	BarredAt     time.Time // when the right secret was presented last where a certificate was wanted. Memory's alone
 	// CloneSuspected says that two machines present this identity. It stands
 	// until one of them alone can: a new generation, or another admission.
 	CloneSuspected bool
@@ -117,6 +119,7 @@ type By struct {
 var (
 	ErrNotYours = errors.New("the machine belongs to somebody else")
 	ErrNoKind   = errors.New("no such kind of request")
+	ErrNoRung   = errors.New("a credential's kind is bearer or mtls")
 )
 
 func (r *Row) manages(by By) error {
@@ -239,6 +242,9 @@ type Wish struct {
 	// OlderThan, with rotate, leaves a credential alone that was issued less
 	// than so long ago.
 	OlderThan time.Duration
+	// Rung, with rotate, is where the machine shall be afterwards; NoRung leaves
+	// it where it is.
+	Rung identity.Rung
 }
 
 // Ask leaves a request for the machine (R16). A request of the same kind that
@@ -256,7 +262,7 @@ func (r *Row) Ask(by By, w Wish, now time.Time) ([]audit.Event, error) {
 	default:
 		return nil, ErrNoKind
 	}
-	if !at.IsZero() {
+	if !at.IsZero() && (w.Kind != "rotate" || !r.elsewhere(w.Rung)) {
 		return nil, nil
 	}
 	if w.Kind == "rotate" && w.OlderThan > 0 {
@@ -272,8 +278,55 @@ func (r *Row) Ask(by By, w Wish, now time.Time) ([]audit.Event, error) {
 	if earliest := r.IssuedAt.UTC().Truncate(time.Millisecond).Add(time.Millisecond); w.Kind == "rotate" && v.Before(earliest) {
 		v = earliest
 	}
+	// One that asks for another rung replaces what was asked before.
+	if before := at.Add(time.Millisecond); !at.IsZero() && v.Before(before) {
+		v = before
+	}
 	*at = v
-	return r.events(now, by.Actor, "machine.request", map[string]string{"kind": w.Kind}), nil
+	detail := map[string]string{"kind": w.Kind}
+	if w.Kind == "rotate" && w.Rung != identity.NoRung {
+		r.Credential.Wish(w.Rung)
+		detail["rung"] = RungWord(w.Rung)
+	}
+	return r.events(now, by.Actor, "machine.request", detail), nil
+}
+
+// elsewhere reports whether the rung is another than where the row is going, or
+// stays.
+func (r *Row) elsewhere(rung identity.Rung) bool {
+	k := &r.Credential.Keys
+	to := k.Toward
+	if to == identity.NoRung {
+		to = identity.Bearer
+		if k.Mtls {
+			to = identity.MutualTLS
+		}
+	}
+	return rung != identity.NoRung && rung != to
+}
+
+// RungWord is a rung as documents spell it; of NoRung it is empty.
+func RungWord(r identity.Rung) string {
+	switch r {
+	case identity.Bearer:
+		return wire.KindBearer
+	case identity.MutualTLS:
+		return wire.KindMTLS
+	}
+	return ""
+}
+
+// ParseRung reads what RungWord spells.
+func ParseRung(s string) (identity.Rung, error) {
+	switch s {
+	case "":
+		return identity.NoRung, nil
+	case wire.KindBearer:
+		return identity.Bearer, nil
+	case wire.KindMTLS:
+		return identity.MutualTLS, nil
+	}
+	return identity.NoRung, ErrNoRung
 }
 
 // Transfer gives the machine to another person. Its credential, name and labels
@@ -301,14 +354,15 @@ func (r *Row) Delete(by By, now time.Time) ([]audit.Event, error) {
 	r.Installation = secret.Digest{}
 	r.Labels, r.Told, r.Asked, r.StagedAt, r.CloneSuspected = nil, Told{}, Asked{}, time.Time{}, false
 	r.Gate, r.GateUses = 0, GateUses{}
+	r.CertifiedTo = time.Time{}
 	return r.events(now, by.Actor, "machine.delete", map[string]string{"name": r.Name, "owner": r.Owner}), nil
 }
 
 // Rotate stages the next generation on behalf of the machine itself, which
 // presented a secret. The presented secret is used first, so that presenting
 // the next generation here promotes it as everywhere else.
-func (r *Row) Rotate(presented secret.Digest, generation int64, digest secret.Digest, now time.Time) (did Rotated, ev []audit.Event, err error) {
-	s, ev, used := r.use(presented, now)
+func (r *Row) Rotate(by Proof, generation int64, digest secret.Digest, now time.Time) (did Rotated, ev []audit.Event, err error) {
+	s, ev, used := r.use(by, now)
 	did.Standing = s
 	if s != identity.Current && s != identity.Next {
 		return did, nil, nil
@@ -325,25 +379,98 @@ func (r *Row) Rotate(presented secret.Digest, generation int64, digest secret.Di
 	return did, ev, err
 }
 
-// Rotated is what a rotation's request did.
+// Rotated is what a request for a next generation, or for a certificate, did.
 type Rotated struct {
-	Standing identity.Standing // of the presented secret, before; Next means that it was promoted
-	Staged   bool              // the digest is the next generation's now, and was not before
+	Standing identity.Standing // of what was presented, before; Next means that it was promoted
+	Staged   bool              // the digest, or the key, is the next one now, and was not before
 	Changed  bool              // the row has to be written
 }
 
-// Use judges a presented secret on behalf of a request that does nothing else.
-func (r *Row) Use(presented secret.Digest, now time.Time) (identity.Standing, []audit.Event, bool) {
-	return r.use(presented, now)
+// Proof is what a machine presented: its secret, or a certificate.
+type Proof struct {
+	Digest secret.Digest // of the secret, or of the certificate's key
+	Key    bool          // it is a key's
 }
 
-func (r *Row) use(presented secret.Digest, now time.Time) (identity.Standing, []audit.Event, bool) {
-	s, changed := r.Credential.Use(presented)
+// Bearer is the proof that a secret with this digest was presented.
+func Bearer(d secret.Digest) Proof { return Proof{Digest: d} }
+
+// Judge says what the proof means to the row's credential.
+func (p Proof) Judge(r *identity.Row) identity.Standing {
+	if p.Key {
+		return r.JudgeKey(p.Digest)
+	}
+	return r.Judge(p.Digest)
+}
+
+// Use judges what was presented on behalf of a request that does nothing else.
+func (r *Row) Use(p Proof, now time.Time) (identity.Standing, []audit.Event, bool) {
+	return r.use(p, now)
+}
+
+func (r *Row) use(p Proof, now time.Time) (identity.Standing, []audit.Event, bool) {
+	was := r.Credential.Keys.Mtls
+	use := r.Credential.Use
+	if p.Key {
+		use = r.Credential.UseKey
+	}
+	s, changed := use(p.Digest)
 	if s != identity.Next {
 		return s, nil, changed
 	}
-	r.IssuedAt, r.StagedAt, r.CloneSuspected = now, time.Time{}, false
-	return s, r.events(now, r.actor(), "credential.promote", map[string]string{"generation": itoa(r.Credential.Generation)}), true
+	r.IssuedAt, r.CloneSuspected = now, false
+	var ev []audit.Event
+	if p.Key {
+		ev = r.events(now, r.actor(), "credential.key", nil)
+	} else {
+		r.StagedAt = time.Time{}
+		ev = r.promoted(now)
+	}
+	if is := r.Credential.Keys.Mtls; is != was {
+		rung := identity.Bearer
+		if is {
+			rung = identity.MutualTLS
+		} else {
+			r.CertifiedTo = time.Time{}
+		}
+		ev = append(ev, r.event(now, r.actor(), "credential.rung", map[string]string{"to": RungWord(rung)}))
+	}
+	return s, ev, true
+}
+
+func (r *Row) promoted(now time.Time) []audit.Event {
+	return r.events(now, r.actor(), "credential.promote", map[string]string{"generation": itoa(r.Credential.Generation)})
+}
+
+// Certification is a machine's request for a certificate.
+type Certification struct {
+	Bearer secret.Digest // of the secret that it presented
+	Held   secret.Digest // of the key whose certificate opened the connection; zero for none
+	Key    secret.Digest // of the key that is to be certified
+	Until  time.Time     // when the certificate will expire
+	At     time.Time
+}
+
+// Certify decides about a certificate. Renewals of a key stand in no audit
+// entry: they say nothing new, many times a day.
+func (r *Row) Certify(c Certification) (did Rotated, ev []audit.Event, err error) {
+	keys := r.Credential.Keys
+	var changed bool
+	did.Standing, changed, err = r.Credential.Certify(c.Bearer, c.Held, c.Key)
+	if err != nil || did.Standing != identity.Current && did.Standing != identity.Next {
+		return did, nil, err
+	}
+	if did.Standing == identity.Next {
+		r.IssuedAt, r.StagedAt, r.CloneSuspected = c.At, time.Time{}, false
+		ev = r.promoted(c.At)
+	}
+	if r.Credential.Keys != keys {
+		did.Staged = true
+		ev = append(ev, r.event(c.At, r.actor(), "credential.certify", nil))
+	}
+	did.Changed = changed || !r.CertifiedTo.Equal(c.Until)
+	r.CertifiedTo = c.Until
+	return did, ev, nil
 }
 
 func (r *Row) actor() string { return "machine:" + r.ID }

@@ -75,17 +75,30 @@ type Check struct {
 // Checked is what a check's answer needs.
 type Checked struct {
 	Standing   identity.Standing
-	Generation int64 // of the presented credential
+	Generation int64 // current
 	Asked      machine.Asked
+	Toward     identity.Rung // with a request to rotate
 }
 
 // Rotation stages a machine's next credential.
 type Rotation struct {
 	Machine    string
-	Presented  secret.Digest
+	Presented  machine.Proof
 	Generation int64
 	Digest     secret.Digest
 	At         time.Time
+}
+
+// Certification takes note of a key that is to be certified.
+type Certification struct {
+	Machine string
+	machine.Certification
+}
+
+// Certified is what a certificate is made of.
+type Certified struct {
+	machine.Rotated
+	Generation int64 // of the bearer that was presented
 }
 
 // Admitted is the outcome of an admission.
@@ -102,6 +115,9 @@ type Machines interface {
 	// Rotate says what became of the request; err is one of package identity's
 	// when the rotation itself is refused.
 	Rotate(ctx context.Context, r Rotation) (machine.Rotated, error)
+	// Certify decides about a certificate before it is made; err is one of package
+	// identity's when the key itself is refused.
+	Certify(ctx context.Context, c Certification) (Certified, error)
 	Admit(ctx context.Context, a machine.Admission, now time.Time) (Admitted, error)
 	// Edit applies a person's change to one row. A *GoneError is returned for
 	// a deleted machine, ErrNotFound for one that never was.
@@ -113,6 +129,17 @@ type Machines interface {
 	Epoch() machine.Epoch
 	// Rotations counts the rotations that are under way, from memory.
 	Rotations(p machine.Policy) Rotations
+	// Certificates looks at the certificates of the machines on the rung of
+	// mutual TLS, from memory. within are the bounds of the buckets, ascending.
+	Certificates(now time.Time, within []time.Duration) Certificates
+}
+
+// Certificates counts machines on the rung of mutual TLS by how long their
+// latest certificate is still valid. Nothing left counts as 0.
+type Certificates struct {
+	Machines int
+	Left     time.Duration // the sum
+	Within   []uint64      // how many have at most so much left, for each bound
 }
 
 // Rotations are counts of machines.
@@ -214,7 +241,7 @@ type Material interface {
 	rotation.Store
 	// Material reads a machine's row live, for what stands outside the gate. A
 	// standing other than Current or Next is a refusal; using Next promotes it.
-	Material(ctx context.Context, machine string, presented secret.Digest, now time.Time) (identity.Standing, error)
+	Material(ctx context.Context, id string, presented machine.Proof, now time.Time) (identity.Standing, error)
 	// MachineUsed and CallerUsed count a use of the retiring gate token, by a
 	// machine that proved who it is, or by whoever calls a path without that.
 	MachineUsed(machine string, now time.Time)

@@ -23,7 +23,8 @@ import (
 
 // format is the version of the file's content that this package writes. A field
 // that an older planed would drop or not heed raises it: since 2 a person may
-// be locked, since 3 material rotates. Files of every format from 1 on are taken and brought to this one
+// be locked, since 3 material rotates and a bearer may not be enough. Files of
+// every format from 1 on are taken and brought to this one
 // when they are opened.
 const format = 3
 

@@ -140,7 +140,7 @@ func TestTombstonesAreDroppedLongAfterTheyWerePresented(t *testing.T) { // R23
 			t.Fatal(err)
 		}
 		present := func() identity.Standing {
-			out, err := s.Check(t.Context(), store.Check{Machine: a.Row.ID, Check: machine.Check{Presented: sec.Digest(), At: time.Now()}})
+			out, err := s.Check(t.Context(), store.Check{Machine: a.Row.ID, Check: machine.Check{Presented: machine.Bearer(sec.Digest()), At: time.Now()}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +175,7 @@ func TestAPlainCheckTouchesMemoryAlone(t *testing.T) { // R17
 	check := func(seq uint64) {
 		t.Helper()
 		b := storetest.Running()
-		c := store.Check{Machine: a.Row.ID, Check: machine.Check{Presented: sec.Digest(), Digest: [16]byte{1}, At: time.Now()}}
+		c := store.Check{Machine: a.Row.ID, Check: machine.Check{Presented: machine.Bearer(sec.Digest()), Digest: [16]byte{1}, At: time.Now()}}
 		c.Mark.Instance, c.Mark.Seq = "a", seq
 		c.Body = func() (*wire.CheckBody, error) { decoded++; return &b, nil }
 		if out, err := s.Check(t.Context(), c); err != nil || out.Standing != identity.Current {

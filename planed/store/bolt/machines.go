@@ -24,9 +24,9 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	h := sh.find(k)
 	if h == nil || !ok {
 		sh.mu.Unlock()
-		return store.Checked{Standing: identity.Nobody.Judge(c.Presented)}, nil
+		return store.Checked{Standing: c.Presented.Judge(&identity.Nobody)}, nil
 	}
-	out := store.Checked{Standing: h.cred.Judge(c.Presented), Generation: h.cred.Generation, Asked: h.asked()}
+	out := store.Checked{Standing: c.Presented.Judge(&h.cred), Generation: h.cred.Generation, Asked: h.asked(), Toward: h.cred.Keys.Toward}
 	index := h.index
 	counted := h.said && h.cred.Proven && h.instance == instance
 	switch {
@@ -40,6 +40,10 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		if c.Retiring {
 			s.used(index, c.At)
 		}
+		return out, nil
+	case out.Standing == identity.Barred:
+		h.barred = milli(c.At)
+		sh.mu.Unlock()
 		return out, nil
 	case out.Standing != identity.Current && out.Standing != identity.Next:
 		sh.mu.Unlock()
@@ -86,7 +90,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		r.LastCheck = s.lastHeard(index)
 		s.catchUp(r)
 		heard := r.Hear(c.Check, body)
-		did = store.Checked{Standing: heard.Standing, Generation: r.Credential.Generation, Asked: r.Asked}
+		did = store.Checked{Standing: heard.Standing, Generation: r.Credential.Generation, Asked: r.Asked, Toward: r.Credential.Keys.Toward}
 		if heard.Standing != identity.Current && heard.Standing != identity.Next {
 			return nil
 		}
@@ -135,8 +139,12 @@ func (s *Store) recall(r *machine.Row, index uint32) {
 	sh := s.shard(k)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if h := sh.find(k); h != nil && h.behind != 0 {
+	h := sh.find(k)
+	if h != nil && h.behind != 0 {
 		r.BehindAt = time.UnixMilli(h.behind).UTC()
+	}
+	if h != nil && h.barred != 0 {
+		r.BarredAt = time.UnixMilli(h.barred).UTC()
 	}
 }
 
@@ -149,13 +157,60 @@ func (t *tx) machine(id string) (*machine.Row, uint32, error) {
 	return decode(id, v)
 }
 
-// Rotate stages the next generation of the machine that presents a secret.
+// Rotate stages the next generation of the machine that presents a secret, or a
+// certificate.
 func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (machine.Rotated, error) {
+	did, err := s.advance(ctx, rot.Machine, rot.At, rot.Presented, func(r *machine.Row) (machine.Rotated, []audit.Event, error) {
+		return r.Rotate(rot.Presented, rot.Generation, rot.Digest, rot.At)
+	})
+	return did.Rotated, err
+}
+
+// Certify takes note of a key that is to be certified.
+func (s *Store) Certify(ctx context.Context, c store.Certification) (store.Certified, error) {
+	// Whoever is refused may be anybody, and nothing would be written.
+	if did, refused := s.wouldRefuse(c); refused {
+		return did, nil
+	}
+	return s.advance(ctx, c.Machine, c.At, machine.Proof{Digest: c.Bearer}, func(r *machine.Row) (machine.Rotated, []audit.Event, error) {
+		return r.Certify(c.Certification)
+	})
+}
+
+// wouldRefuse judges a request for a certificate by what memory knows.
+func (s *Store) wouldRefuse(c store.Certification) (did store.Certified, refused bool) {
+	k, ok := keyOf(c.Machine)
+	sh := s.shard(k)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	h := sh.find(k)
+	if h == nil || !ok {
+		did.Standing = machine.Bearer(c.Bearer).Judge(&identity.Nobody)
+		return did, true
+	}
+	row := h.cred
+	did.Standing, _, _ = row.Certify(c.Bearer, c.Held, c.Key)
+	switch did.Standing {
+	case identity.Revoked:
+		s.heard(h.index, c.At)
+	case identity.Behind:
+		h.behind = milli(c.At)
+	case identity.Barred:
+		h.barred = milli(c.At)
+	}
+	return did, did.Standing != identity.Current && did.Standing != identity.Next
+}
+
+// advance lets the row of a machine decide about its credential, and writes
+// what became of it. by is what a row that does not exist is asked about, so
+// that the price is the same.
+func (s *Store) advance(ctx context.Context, id string, at time.Time, by machine.Proof,
+	decide func(*machine.Row) (machine.Rotated, []audit.Event, error)) (store.Certified, error) {
 	// Values of its own for the writer: when ctx ends first, the operation may
 	// still run.
 	type outcome struct {
-		did     machine.Rotated
-		refused error // of the rotation; presenting the next generation promoted it all the same
+		did     store.Certified
+		refused error // of the request; presenting the next generation promoted it all the same
 	}
 	out := make(chan outcome, 1)
 	err := s.do(ctx, func(t *tx) error {
@@ -167,33 +222,34 @@ func (s *Store) Rotate(ctx context.Context, rot store.Rotation) (machine.Rotated
 			}
 			out <- o
 		}()
-		r, index, err := t.machine(rot.Machine)
+		r, index, err := t.machine(id)
 		if errors.Is(err, store.ErrNotFound) {
-			o.did.Standing = identity.Nobody.Judge(rot.Presented)
+			o.did.Standing = by.Judge(&identity.Nobody)
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 		var events []audit.Event
-		o.did, events, o.refused = r.Rotate(rot.Presented, rot.Generation, rot.Digest, rot.At)
+		o.did.Rotated, events, o.refused = decide(r)
+		o.did.Generation = r.Credential.Generation
 		switch o.did.Standing {
 		case identity.Revoked:
-			t.after = append(t.after, func() { s.heard(index, rot.At) })
-		case identity.Behind:
-			t.after = append(t.after, func() { s.behind(rot.Machine, rot.At) })
+			t.after = append(t.after, func() { s.heard(index, at) })
+		case identity.Behind, identity.Barred:
+			t.after = append(t.after, func() { s.refused(id, o.did.Standing, at) })
 		}
 		if !o.did.Changed {
 			return nil
 		}
-		if err := t.put(bucketMachine, []byte(rot.Machine), encode(r, index)); err != nil {
+		if err := t.put(bucketMachine, []byte(id), encode(r, index)); err != nil {
 			return err
 		}
 		t.after = append(t.after, func() { s.warm(r, index) })
 		return t.append(events...)
 	})
 	if err != nil {
-		return machine.Rotated{}, err
+		return store.Certified{}, err
 	}
 	o := <-out
 	return o.did, o.refused

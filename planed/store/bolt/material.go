@@ -197,18 +197,21 @@ func (s *Store) Behind(ctx context.Context, _ string, target int64, limit int) (
 func (s *Store) Since() time.Time { return s.Epoch().Opened }
 
 // Material judges a machine that fetches something.
-func (s *Store) Material(ctx context.Context, id string, presented secret.Digest, now time.Time) (identity.Standing, error) {
+func (s *Store) Material(ctx context.Context, id string, presented machine.Proof, now time.Time) (identity.Standing, error) {
 	k, ok := keyOf(id)
 	sh := s.shard(k)
 	sh.mu.Lock()
 	h := sh.find(k)
 	if h == nil || !ok {
 		sh.mu.Unlock()
-		return identity.Nobody.Judge(presented), nil
+		return presented.Judge(&identity.Nobody), nil
 	}
-	standing, index := h.cred.Judge(presented), h.index
-	if standing == identity.Behind {
+	standing, index := presented.Judge(&h.cred), h.index
+	switch standing {
+	case identity.Behind:
 		h.behind = milli(now)
+	case identity.Barred:
+		h.barred = milli(now)
 	}
 	proven := h.cred.Proven
 	sh.mu.Unlock()
@@ -216,7 +219,7 @@ func (s *Store) Material(ctx context.Context, id string, presented secret.Digest
 	case standing == identity.Revoked:
 		s.heard(index, now)
 		return standing, nil
-	case standing == identity.Current && proven, standing == identity.Behind, standing == identity.Unknown:
+	case standing == identity.Current && proven, standing == identity.Behind, standing == identity.Unknown, standing == identity.Barred:
 		return standing, nil // nothing would be written, and whoever asks may be anybody
 	}
 	out := make(chan identity.Standing, 1)
@@ -227,7 +230,7 @@ func (s *Store) Material(ctx context.Context, id string, presented secret.Digest
 		}
 		r, index, err := t.machine(id)
 		if errors.Is(err, store.ErrNotFound) {
-			out <- identity.Nobody.Judge(presented)
+			out <- presented.Judge(&identity.Nobody)
 			return nil
 		}
 		if err != nil {

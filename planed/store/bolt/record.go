@@ -50,6 +50,13 @@ type credential struct {
 	Proven     bool        `json:"proven,omitempty"`
 	IssuedAt   time.Time   `json:"issued_at"`
 	StagedAt   time.Time   `json:"staged_at,omitzero"`
+
+	Mtls        bool      `json:"mtls,omitempty"`
+	Toward      uint8     `json:"toward,omitempty"` // identity.Rung
+	Key         hexDigest `json:"key,omitzero"`
+	NextKey     hexDigest `json:"next_key,omitzero"`
+	PastKey     hexDigest `json:"past_key,omitzero"`
+	CertifiedTo time.Time `json:"certified_to,omitzero"`
 }
 
 type told struct {
@@ -82,13 +89,15 @@ type blocker struct {
 }
 
 func encode(r *machine.Row, index uint32) []byte {
-	t := &r.Told
+	t, k := &r.Told, &r.Credential.Keys
 	rec := record{
 		Index: index, Owner: r.Owner, Name: r.Name, NamedBy: string(r.NamedBy), Labels: r.Labels,
 		AdmittedAt: r.AdmittedAt.UTC(), Installation: hexDigest(r.Installation),
 		Credential: credential{
 			Generation: r.Credential.Generation, Current: hexDigest(r.Credential.Current),
 			Next: hexDigest(r.Credential.Next), Proven: r.Credential.Proven, IssuedAt: r.IssuedAt.UTC(), StagedAt: r.StagedAt.UTC(),
+			Mtls: k.Mtls, Toward: uint8(k.Toward), Key: hexDigest(k.Key), NextKey: hexDigest(k.Next), PastKey: hexDigest(k.Past),
+			CertifiedTo: r.CertifiedTo.UTC(),
 		},
 		Told: told{
 			Instance: t.Instance, Seq: t.Seq, Said: t.Said, Reason: t.Reason, Since: t.Since.UTC(),
@@ -126,8 +135,10 @@ func decode(id string, b []byte) (*machine.Row, uint32, error) {
 		Credential: identity.Row{
 			Generation: rec.Credential.Generation, Current: secret.Digest(rec.Credential.Current),
 			Next: secret.Digest(rec.Credential.Next), Proven: rec.Credential.Proven,
+			Keys: identity.Keys{Mtls: rec.Credential.Mtls, Toward: identity.Rung(rec.Credential.Toward), Key: secret.Digest(rec.Credential.Key),
+				Next: secret.Digest(rec.Credential.NextKey), Past: secret.Digest(rec.Credential.PastKey)},
 		},
-		IssuedAt: rec.Credential.IssuedAt, StagedAt: rec.Credential.StagedAt,
+		IssuedAt: rec.Credential.IssuedAt, StagedAt: rec.Credential.StagedAt, CertifiedTo: rec.Credential.CertifiedTo,
 		Told: machine.Told{
 			Instance: t.Instance, Seq: t.Seq, Said: t.Said, Reason: t.Reason, Since: t.Since,
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,

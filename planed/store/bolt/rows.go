@@ -36,6 +36,8 @@ type hot struct {
 	rotate   int64
 	staged   int64  // since when the next generation waits, in milliseconds, 0: none does
 	behind   int64  // when a superseded secret was presented last
+	barred   int64  // when a bearer was presented last where a certificate is wanted
+	until    int64  // when the latest certificate expires, 0: none is wanted
 	stale    uint64 // the last sequence number that was below seq, and was passed over
 	lines    machine.Lines
 	gate     int64  // version of the gate token that was presented last
@@ -117,16 +119,26 @@ func (s *Store) warm(r *machine.Row, index uint32) {
 	h.logs, h.rotate = milli(r.Asked.Logs), milli(r.Asked.Rotate)
 	h.staged = milli(r.StagedAt)
 	h.gate = r.Gate
+	h.until = 0
+	if r.Credential.Keys.Mtls && r.Deleted == nil {
+		h.until = milli(r.CertifiedTo)
+	}
 }
 
-// behind records that a superseded secret was presented.
-func (s *Store) behind(id string, at time.Time) {
+// refused records that a secret was presented which no longer, or alone no
+// longer, opens anything.
+func (s *Store) refused(id string, standing identity.Standing, at time.Time) {
 	k, _ := keyOf(id)
 	sh := s.shard(k)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if h := sh.find(k); h != nil {
+	h := sh.find(k)
+	switch {
+	case h == nil:
+	case standing == identity.Behind:
 		h.behind = milli(at)
+	default:
+		h.barred = milli(at)
 	}
 }
 
@@ -153,6 +165,31 @@ func (s *Store) Rotations(p machine.Policy) (n store.Rotations) {
 		sh.mu.Unlock()
 	}
 	return n
+}
+
+// Certificates looks at those that machines have, one shard after the other.
+func (s *Store) Certificates(now time.Time, within []time.Duration) store.Certificates {
+	out := store.Certificates{Within: make([]uint64, len(within))}
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		for _, at := range sh.at {
+			h := &sh.slabs[at/perSlab][at%perSlab]
+			if h.until == 0 {
+				continue
+			}
+			left := max(0, time.UnixMilli(h.until).Sub(now))
+			out.Machines++
+			out.Left += left
+			for j, bound := range within {
+				if left <= bound {
+					out.Within[j]++
+				}
+			}
+		}
+		sh.mu.Unlock()
+	}
+	return out
 }
 
 func padded(instance string) (p [32]byte) {

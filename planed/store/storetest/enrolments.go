@@ -122,7 +122,7 @@ func enrolments(t *testing.T, f Fixture) {
 		t.Fatal(did, err)
 	}
 	// One whose credential has worked is not admitted over it, and waits on. // R23
-	if c, err := s.Check(ctx, store.Check{Machine: did.Row.ID, Check: machine.Check{Presented: a.cred.Digest(), Mark: wire.CheckMark{Instance: "i", Seq: 1}, At: Base},
+	if c, err := s.Check(ctx, store.Check{Machine: did.Row.ID, Check: machine.Check{Presented: machine.Bearer(a.cred.Digest()), Mark: wire.CheckMark{Instance: "i", Seq: 1}, At: Base},
 		Body: func() (*wire.CheckBody, error) { b := Running(); return &b, nil }}); err != nil || c.Standing != identity.Current {
 		t.Fatal(c, err)
 	}

@@ -103,7 +103,7 @@ func model(t *testing.T, fresh func(t *testing.T) Fixture) {
 			"rotate": func(rt *rapid.T) {
 				m := pick(rt)
 				next := secret.New("fm_")
-				did, err := s.Rotate(t.Context(), store.Rotation{Machine: m.box.ID, Presented: m.secrets[m.current-1].Digest(),
+				did, err := s.Rotate(t.Context(), store.Rotation{Machine: m.box.ID, Presented: machine.Bearer(m.secrets[m.current-1].Digest()),
 					Generation: int64(m.current + 1), Digest: next.Digest(), At: now})
 				if err != nil || did.Standing != m.want(m.current) || did.Staged == m.deleted {
 					rt.Fatal(did, err)

@@ -129,7 +129,7 @@ func (b *Box) raw(t *testing.T, s store.Store, sec secret.Text, seq uint64, at t
 	digest := secret.Of(fmt.Sprintf("%+v %v", b.Body, b.Body.Readiness)).Digest()
 	return s.Check(t.Context(), store.Check{
 		Machine: b.ID,
-		Check:   machine.Check{Presented: sec.Digest(), Mark: wire.CheckMark{Instance: b.Instance, Seq: seq}, Digest: [16]byte(digest[:16]), At: at},
+		Check:   machine.Check{Presented: machine.Bearer(sec.Digest()), Mark: wire.CheckMark{Instance: b.Instance, Seq: seq}, Digest: [16]byte(digest[:16]), At: at},
 		Body:    func() (*wire.CheckBody, error) { c := b.Body; return &c, nil },
 	})
 }
@@ -327,7 +327,7 @@ func rotation(t *testing.T, f Fixture) { // R20
 	one, two := b.Secret, secret.New("fm_")
 	b.send(t, s, one, Base)
 	rotate := func(by secret.Text, gen int64, d secret.Digest) (identity.Standing, error) {
-		did, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: by.Digest(), Generation: gen, Digest: d, At: Base})
+		did, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: machine.Bearer(by.Digest()), Generation: gen, Digest: d, At: Base})
 		return did.Standing, err
 	}
 	if st, err := rotate(secret.New("fm_"), 2, two.Digest()); err != nil || st != identity.Unknown {
@@ -404,7 +404,7 @@ func rotationsUnderWay(t *testing.T, f Fixture) { // R16, R20
 	b.send(t, s, b.Secret, Base.Add(time.Hour+3*time.Minute))
 	want("checks, and does not rotate", store.Rotations{Requested: 1, Stuck: 1})
 	two := secret.New("fm_")
-	did, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: b.Secret.Digest(), Generation: 2, Digest: two.Digest(), At: Base.Add(time.Hour + 3*time.Minute)})
+	did, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: machine.Bearer(b.Secret.Digest()), Generation: 2, Digest: two.Digest(), At: Base.Add(time.Hour + 3*time.Minute)})
 	if err != nil || !did.Staged {
 		t.Fatal(did, err)
 	}
@@ -514,7 +514,7 @@ func reopen(t *testing.T, f Fixture) {
 	b.send(t, s, b.Secret, Base)
 	b.send(t, s, b.Secret, Base.Add(time.Minute))
 	two := secret.New("fm_")
-	if _, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: b.Secret.Digest(), Generation: 2, Digest: two.Digest(), At: Base}); err != nil {
+	if _, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: machine.Bearer(b.Secret.Digest()), Generation: 2, Digest: two.Digest(), At: Base}); err != nil {
 		t.Fatal(err)
 	}
 	dead := newBox(t, s, Owner)
