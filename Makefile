@@ -17,7 +17,7 @@ COMMA    := ,
 BUILD     = $(GO) build -tags $(TAGS)$(1) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 ON_MACHINE := agentd agentd-shim fleet-plugins
 
-.PHONY: help build artifacts demo test e2e lint bench fuzz completions clean
+.PHONY: help build planed-pkcs11 artifacts demo test e2e lint bench fuzz completions clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -28,6 +28,10 @@ build: $(SIGN_KEY) ## build the programs for this machine into bin/
 	$(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o .cache/new/ ./cmd/fleet-host
 	@mv -f .cache/new/* $(BIN)/
 	$(BIN)/fleet-plugins lock $(BIN)
+
+planed-pkcs11: ## build a planed that opens keys in PKCS #11 tokens; needs a C compiler
+	@mkdir -p $(BIN)
+	CGO_ENABLED=1 $(call BUILD,$(COMMA)pkcs11) -o $(BIN)/planed-pkcs11 ./cmd/planed
 
 # The key that signs artifacts where FLEET_SIGN_KEY names no other.
 .keys/artifact-sign:

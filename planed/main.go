@@ -11,6 +11,7 @@
 //	ca        certificates
 //	gate      the fleet-wide token in front of the machine endpoints
 //	rotation  how all machines come to hold another version of something
+//	keystore  where the authority's keys are
 //	datadir   the data directory
 //	restore   a backup becomes a store again
 //	admin     the socket for the host's administrator
@@ -49,6 +50,7 @@ func Main(args []string, io command.IO, version string) int {
 			backupCommand(),
 			restoreCommand(),
 			recoverCommand(),
+			caCommand(),
 			{
 				Name: "version", Summary: "print the version", Flags: command.JSONFlags(false),
 				Run: func(_ context.Context, c *command.Call) error {

@@ -24,7 +24,7 @@ func TestMachinesClimbToMutualTLSAndComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := swarmSize(t)
-	p, err := Prepare(ctx, binary, filepath.Join(dir, "data"), n, "--test-floor", "500ms", "--check-interval", "3s", "--certificate-life", "40s")
+	p, err := Prepare(ctx, binary, filepath.Join(dir, "data"), n, "--test-floor", "2s", "--check-interval", "15s", "--certificate-life", "60s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestMachinesClimbToMutualTLSAndComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { p.Kill() }()
-	s, err := Run(p, 64, 3*time.Second)
+	s, err := Run(p, 64, 15*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestMachinesClimbToMutualTLSAndComeBack(t *testing.T) {
 	began := time.Now()
 	await(t, client, n, func(m wire.Machine) bool {
 		// A life is over, and still nobody's certificate has expired.
-		return is(wire.KindMTLS)(m) && m.Credential.ExpiresAt.After(began.Add(41*time.Second))
+		return is(wire.KindMTLS)(m) && m.Credential.ExpiresAt.After(began.Add(61*time.Second))
 	})
 	askKind(t, client, s, wire.KindBearer)
 	await(t, client, n, is(wire.KindBearer))

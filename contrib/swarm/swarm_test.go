@@ -104,7 +104,7 @@ func TestAKilledPlaneLosesNoRotatingMachine(t *testing.T) {
 // await polls until all machines are as they should be, and returns them.
 func await(t *testing.T, client *planeclient.Client, n int, ok func(wire.Machine) bool) map[string]wire.Machine {
 	t.Helper()
-	for end := time.Now().Add(60 * time.Second); ; {
+	for end := time.Now().Add(3 * time.Minute); ; {
 		list, err := client.Machines(t.Context(), wire.MachineFilter{})
 		if err != nil {
 			t.Fatal(err)

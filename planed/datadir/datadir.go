@@ -33,6 +33,7 @@ import (
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/ca"
+	"fleet.example/fleet/planed/keystore"
 	"fleet.example/fleet/planed/store"
 	"fleet.example/fleet/planed/store/bolt"
 )
@@ -339,20 +340,25 @@ func Authority(dir string, p Plane) (*ca.Server, error) {
 		return nil, err
 	}
 	file := filepath.Join(dir, FileIntermediateKey)
-	b, err := durable.ReadPrivate(file, maxFile)
+	key, err := keystore.Open(context.Background(), file)
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the intermediate's key: %w", err)
+		return nil, fmt.Errorf("cannot open the intermediate's key: %w", err)
 	}
-	key, err := ca.DecodeKey(b)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read %s: %s", file, err)
+	if !owns(key, inter) {
+		c, err := finish(dir, root, key)
+		if err != nil {
+			return nil, fmt.Errorf("cannot finish an interrupted renewal: %w", err)
+		}
+		if c != nil {
+			inter = c
+		}
 	}
 	switch {
 	case ca.Pin(root) != p.CAPin:
 		return nil, fmt.Errorf("%s is not the root that %s pins", filepath.Join(dir, FileRootCert), FilePlane)
 	case inter.CheckSignatureFrom(root) != nil:
 		return nil, fmt.Errorf("%s was not issued by %s", filepath.Join(dir, FileIntermediate), FileRootCert)
-	case !key.PublicKey.Equal(inter.PublicKey):
+	case !owns(key, inter):
 		return nil, fmt.Errorf("%s does not belong to %s", file, FileIntermediate)
 	}
 	more, err := moreRoots(filepath.Join(dir, FileRoots))
