@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,7 +49,8 @@ func newWorld(t testing.TB, policy machine.Policy) *world {
 	}
 	t.Cleanup(func() { st.Close() })
 	w.store = st
-	w.api = New(Config{Store: st, URL: "https://plane.example", Policy: policy, Version: "1.0.0", Log: hclog.NewNullLogger(), Now: clock})
+	w.api = New(Config{Store: st, URL: "https://plane.example", Policy: policy, Version: "1.0.0", Log: hclog.NewNullLogger(), Now: clock,
+		Certificates: anAuthority(t), MTLSURL: "https://plane.example:9443"})
 	w.h = w.api.Handler()
 	for _, person := range []string{"owner", "member"} { // in order, which the audit shows
 		role := map[string]string{"owner": wire.RoleOwner, "member": wire.RoleMember}[person]
@@ -127,6 +129,8 @@ func TestWhoMayCallWhat(t *testing.T) {
 		"GET /version":                                 {"*"},
 		"POST /v1/check":                               {"machine"},
 		"POST /v1/credential/rotate":                   {"machine"},
+		"POST /v1/credential/certificate":              {}, // a machine's whose key is known, or that a person asked to have one
+		"GET /v1/spiffe/bundle":                        {"*"},
 		"GET /v1/material/{kind}/{version}":            {"machine"},
 		"GET /v1/rotations/{kind}":                     read,
 		"POST /v1/rotations/{kind}":                    {"owner", "token:rotate", "token:all"}, // the tokens are an owner's
@@ -165,6 +169,7 @@ func TestWhoMayCallWhat(t *testing.T) {
 	bodies := map[string]string{
 		"POST /v1/check":                  `{"lifecycle":{"state":"running"}}`,
 		"POST /v1/credential/rotate":      `{"generation":2,"digest":"` + secret.New("fm_").Digest().Hex() + `"}`,
+		"POST /v1/credential/certificate": `{"csr":` + strconv.Quote(aRequest(t)) + `}`,
 		"POST /v1/login":                  `{"url":"https://other.example"}`,
 		"POST /v1/machines":               `{"installation_digest":"` + secret.New("").Digest().Hex() + `","credential_digest":"` + secret.New("").Digest().Hex() + `"}`,
 		"POST /v1/machines/{id}/rename":   `{"name":"x"}`,

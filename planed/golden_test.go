@@ -1,0 +1,14 @@
+package planed
+
+import (
+	"testing"
+
+	"fleet.example/fleet/core/golden"
+)
+
+func TestDocuments(t *testing.T) {
+	golden.Documents(t, map[string]any{
+		"plane-ca":         authorityDoc{Schema: schemaAuthority},
+		"plane-ca-renewal": renewalDoc{Schema: schemaRenewal},
+	})
+}
