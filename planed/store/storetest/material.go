@@ -22,7 +22,7 @@ func gated(t *testing.T, s store.Store, b *Box, version int64, retiring bool, at
 	t.Helper()
 	b.Seq++
 	did, err := s.Check(t.Context(), store.Check{Machine: b.ID,
-		Check: machine.Check{Presented: b.Secret.Digest(), Mark: wire.CheckMark{Instance: b.Instance, Seq: b.Seq}, Digest: [16]byte{1}, At: at,
+		Check: machine.Check{Presented: machine.Bearer(b.Secret.Digest()), Mark: wire.CheckMark{Instance: b.Instance, Seq: b.Seq}, Digest: [16]byte{1}, At: at,
 			Gate: version, Retiring: retiring},
 		Body: func() (*wire.CheckBody, error) { return &b.Body, nil }})
 	if err != nil || did.Standing != identity.Current {
@@ -175,7 +175,7 @@ func materialStandings(t *testing.T, f Fixture) {
 	next := secret.New("fm_")
 	ask := func(id string, key secret.Text, want identity.Standing) {
 		t.Helper()
-		if got, err := s.Material(t.Context(), id, key.Digest(), Base); err != nil || got != want {
+		if got, err := s.Material(t.Context(), id, machine.Bearer(key.Digest()), Base); err != nil || got != want {
 			t.Errorf("%v, %v, not %v", got, err, want)
 		}
 	}
@@ -186,7 +186,7 @@ func materialStandings(t *testing.T, f Fixture) {
 	ask(b.ID, next, identity.Unknown)
 	ask(wire.NewMachineID(), b.Secret, identity.Unknown)
 	ask("m_", b.Secret, identity.Unknown)
-	if _, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: b.Secret.Digest(), Generation: 2, Digest: next.Digest(), At: Base}); err != nil {
+	if _, err := s.Rotate(t.Context(), store.Rotation{Machine: b.ID, Presented: machine.Bearer(b.Secret.Digest()), Generation: 2, Digest: next.Digest(), At: Base}); err != nil {
 		t.Fatal(err)
 	}
 	ask(b.ID, b.Secret, identity.Current)
