@@ -157,3 +157,81 @@ func TestAGateRotationEndsByItself(t *testing.T) {
 		t.Errorf("the new token is answered with %d", got)
 	}
 }
+
+// TestAPlaneKilledAtEveryStepRotatesItsGate: the plane is killed whenever it has
+// taken a step, and the person's request with it; the rotation ends all the same
+// and every machine holds the new token. Where within a step it dies is the
+// model's part, in contrib/model. // R26
+func TestAPlaneKilledAtEveryStepRotatesItsGate(t *testing.T) {
+	n := min(swarmSize(t), 200)
+	p, file := gated(t, n, time.Second)
+	if err := p.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { p.Kill() }()
+	old := token(t, file)
+	s, err := Run(p, 64, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	client, err := p.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	await(t, client, n, func(m wire.Machine) bool { return m.Presence == wire.Present })
+
+	kills, seen := 0, map[string]bool{}
+	kill := func() {
+		t.Helper()
+		kills++
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	for {
+		// Asked again each time: who does not know what became of it asks again.
+		r, err := client.MaterialRotation(ctx, wire.MaterialGate)
+		if err == nil && r.State == wire.RotationIdle {
+			r, err = client.SteerRotation(ctx, wire.MaterialGate, wire.RotationRequest{Action: wire.RotationStart})
+		}
+		if err == nil && r.State != wire.RotationRunning {
+			if r.State != wire.RotationDone || r.Version != 2 {
+				t.Errorf("it ended as %+v", r)
+			}
+			break
+		}
+		if err == nil && !seen[r.Step] {
+			seen[r.Step] = true
+			kill()
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("the rotation did not end: %+v", r)
+		}
+	}
+	if !seen[wire.StepRoll] || !seen[wire.StepProve] {
+		t.Errorf("killed in %v only", seen)
+	}
+	kill()
+	t.Logf("killed %d times, in %v", kills, seen)
+	await(t, client, n, func(m wire.Machine) bool { return m.Presence == wire.Present })
+	for _, m := range s.Machines {
+		if st := m.Store.Status(); st.Gate != 2 || st.State != wire.CredentialOK {
+			t.Errorf("%s: %+v", m.ID, st)
+		}
+	}
+	if got := knock(t, p, old.Value); got != http.StatusUnauthorized {
+		t.Errorf("the retired token is answered with %d", got)
+	}
+	if got := knock(t, p, token(t, file).Value); got != http.StatusBadRequest {
+		t.Errorf("the new token is answered with %d", got)
+	}
+}
