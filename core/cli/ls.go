@@ -40,6 +40,9 @@ probes found.`,
 				if err != nil {
 					return err
 				}
+				if g := list.GateRefused; g != nil {
+					c.Notef("%s turned away at the gate since %s: a machine whose gate token does not fit looks absent", many(int(g.Requests), "request was", "requests were"), g.Since)
+				}
 				return printMachines(c, list)
 			})
 		}}

@@ -143,9 +143,18 @@ type MachineRequests struct {
 
 // Machines is fleet.machines/v1.
 type Machines struct {
-	Schema    string    `json:"schema"`
-	PlaneTime Time      `json:"plane_time"`
-	Machines  []Machine `json:"machines"`
+	Schema    string `json:"schema"`
+	PlaneTime Time   `json:"plane_time"`
+	// GateRefused says that requests are turned away at the gate, while they are:
+	// machines whose token does not fit look absent.
+	GateRefused *GateRefused `json:"gate_refused,omitempty"`
+	Machines    []Machine    `json:"machines"`
+}
+
+// GateRefused counts requests that were turned away at the gate.
+type GateRefused struct {
+	Requests int64 `json:"requests"`
+	Since    Time  `json:"since"`
 }
 
 // MachineFilter selects machines in GET /v1/machines. Every field that is set

@@ -65,6 +65,18 @@ func (a *API) gateValue() *wire.CredentialGate {
 	return &v
 }
 
+// gateRefused is what the gate turns away now, or nil.
+func (a *API) gateRefused() *wire.GateRefused {
+	if a.Gate == nil {
+		return nil
+	}
+	n, since := a.Gate.Refused.Now(a.Now(), a.Policy.Silence())
+	if n == 0 {
+		return nil
+	}
+	return &wire.GateRefused{Requests: n, Since: wire.Time{Time: since}}
+}
+
 // material is GET /v1/material/{kind}/{version}. It stands in front of the gate,
 // so that a machine that slept through a rotation gets in again, and takes a
 // live credential. A version is named by its number; whoever asks for one that

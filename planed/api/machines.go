@@ -32,7 +32,7 @@ func (a *API) machines(c *call) error {
 		if err != nil {
 			return err
 		}
-		return c.answer(wire.Machines{Schema: wire.SchemaMachines, PlaneTime: wire.Time{Time: a.Now()}, Machines: found})
+		return c.answer(wire.Machines{Schema: wire.SchemaMachines, PlaneTime: wire.Time{Time: a.Now()}, GateRefused: a.gateRefused(), Machines: found})
 	}
 	// Streamed: a large fleet's list is never whole in memory. From the first
 	// byte on the status is sent, so an error can only cut the answer short.
@@ -40,7 +40,7 @@ func (a *API) machines(c *call) error {
 	h["Content-Type"] = jsonType
 	h["Cache-Control"] = noStore
 	out := bufio.NewWriterSize(c.w, 32<<10)
-	head, err := json.Marshal(wire.Machines{Schema: wire.SchemaMachines, PlaneTime: wire.Time{Time: a.Now()}, Machines: []wire.Machine{}})
+	head, err := json.Marshal(wire.Machines{Schema: wire.SchemaMachines, PlaneTime: wire.Time{Time: a.Now()}, GateRefused: a.gateRefused(), Machines: []wire.Machine{}})
 	if err != nil {
 		return err
 	}
