@@ -35,12 +35,12 @@ func (w *world) carry(h *lab.Host, account string) {
 // enrolling is an agentd enroll under way on a host.
 type enrolling struct{ done chan error }
 
-func (w *world) enroll(h *lab.Host, account string) *enrolling {
+func (w *world) enroll(h *lab.Host, account string, flags ...string) *enrolling {
 	w.t.Helper()
 	e := &enrolling{done: make(chan error, 1)}
 	go func() { // the command ends by itself, at the latest after ten minutes, or with its host
 		out, err := h.Exec(w.t.Context(), account, "sh", "-c",
-			"exec ~/bundle/agentd enroll --plane "+w.url+" --ca-pin "+w.pin+" --artifact-signers ~/signers --jsonl > ~/enroll.out 2> ~/enroll.err")
+			"exec ~/bundle/agentd enroll --plane "+w.url+" --ca-pin "+w.pin+" --artifact-signers ~/signers --jsonl "+strings.Join(flags, " ")+" > ~/enroll.out 2> ~/enroll.err")
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, out)
 		}

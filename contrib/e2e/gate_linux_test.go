@@ -118,6 +118,20 @@ func TestRotateTheGateOfRealMachines(t *testing.T) {
 	}
 	holds("asleep", asleep, 2)
 
+	// A machine that no SSH leads to carries the token along.
+	enrolled := w.host(lab.HostSpec{Name: "h3"})
+	w.carry(enrolled, "dana")
+	w.sh(enrolled, "dana", "umask 077; cat > ~/gate <<'X'\n"+w.token(file).Line()+"X")
+	if out := w.sh(enrolled, "dana", "~/bundle/agentd enroll --plane "+w.url+" --ca-pin "+w.pin+" --artifact-signers ~/signers 2>&1; true"); !strings.Contains(out, "--gate-token-file") {
+		t.Errorf("without a token: %s", out)
+	}
+	e := w.enroll(enrolled, "dana", "--gate-token-file ~/gate")
+	w.must("fleet", "approve", w.said(enrolled, "dana", "waiting").Code, "--name", "enrolled", "--yes")
+	if err := <-e.done; err != nil {
+		t.Error(err)
+	}
+	holds("enrolled", enrolled, 2)
+
 	before, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +141,7 @@ func TestRotateTheGateOfRealMachines(t *testing.T) {
 	}
 	holds("awake", awake, 2)
 	holds("asleep", asleep, 2)
+	holds("enrolled", enrolled, 2)
 	if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
 		t.Errorf("the drill changed the plane's file: %v", err)
 	}

@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"errors"
+	"flag"
 	"net/http"
 	"os"
 	"slices"
@@ -175,6 +176,13 @@ func newGatedWorld(dir string, boxes int) (*world, error) {
 // and the others are refused. // R26
 func TestNoScheduleShutsAnybodyOutAtTheGate(t *testing.T) {
 	base := memory(t)
+	if usual { // one of these is as much work as several of the others
+		n := 250
+		if testing.Short() {
+			n = 25
+		}
+		flag.Set("rapid.checks", strconv.Itoa(n))
+	}
 	for i := range parts {
 		t.Run(strconv.Itoa(i+1), func(t *testing.T) {
 			t.Parallel()

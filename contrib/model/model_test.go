@@ -15,6 +15,9 @@ import (
 	"fleet.example/fleet/planed/store"
 )
 
+// usual is the number of schedules of a run that nobody asked for another of.
+var usual bool
+
 // parts run at once, each with its share of the schedules.
 const parts = 2
 
@@ -22,6 +25,7 @@ const parts = 2
 func TestMain(m *testing.M) {
 	flag.Parse()
 	n := 2000
+	usual = os.Getenv("FLEET_MODEL_SCHEDULES") == ""
 	if testing.Short() {
 		n = 200
 	}
@@ -34,6 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.checks" })
+	usual = usual && !given
 	if !given {
 		flag.Set("rapid.checks", strconv.Itoa(n/parts))
 	}

@@ -13,6 +13,11 @@ import (
 // no token.
 func (c *Client) Enroll(ctx context.Context, r wire.EnrollRequest) (a wire.EnrollAnswer, err error) {
 	err = c.do(ctx, "POST", wire.PathEnroll, r, &a)
+	var f *fault.Error
+	if errors.As(err, &f) && f.Code == wire.CodeLoginRequired {
+		// Nobody logs in to ask, so it is the gate that refuses.
+		err = fault.New(fault.Refused, wire.CodeUnauthorized, "the plane does not let this machine ask: it has a gate")
+	}
 	return a, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/audit"
 	"fleet.example/fleet/planed/machine"
+	"fleet.example/fleet/planed/rotation"
 	"fleet.example/fleet/planed/store"
 )
 
@@ -103,5 +106,48 @@ func TestABucketThatIsMissingIsMade(t *testing.T) {
 	s := open(t, path, Options{})
 	if _, err := s.Tokens(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A store of before there was a gate goes on, and takes a rotation: its machines
+// have presented nothing yet. // R26
+func TestAStoreWithoutAGateTakesARotation(t *testing.T) {
+	path := old(t, "format-2.db")
+	if n := formatOf(t, path); n != 2 {
+		t.Fatalf("the testdata has format %d", n)
+	}
+	now := time.Date(2026, 1, 2, 3, 20, 0, 0, time.UTC)
+	s := open(t, path, Options{Now: func() time.Time { return now }})
+	ctx := t.Context()
+	const id = "m_rght2xwcprzortycik7mfmcnxm"
+	if m, err := s.Machine(ctx, id); err != nil || m.Name != "old" || m.Gate != 0 || m.Credential.Next.IsZero() {
+		t.Fatal(m, err)
+	}
+	if p, _, err := s.Persons(ctx, now); err != nil || !slices.ContainsFunc(p, func(p store.PersonInfo) bool { return p.Name == "mo" && !p.LockedAt.IsZero() }) {
+		t.Fatal(p, err)
+	}
+	steer := func(f func(*rotation.State) ([]audit.Event, error)) {
+		t.Helper()
+		if _, err := s.Steer(ctx, wire.MaterialGate, secret.Digest{}, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := rotation.Holding{Version: 1, Digest: secret.Of("fg_first").Digest()}
+	steer(func(st *rotation.State) ([]audit.Event, error) { return st.Adopt(first, nil, now) })
+	steer(func(st *rotation.State) ([]audit.Event, error) {
+		return st.Start(rotation.Begin{By: "person:dana"}, now)
+	})
+	tally := s.Tally(wire.MaterialGate, 2, func(string) bool { return false })
+	if tally.Moved != 0 || tally.Behind != tally.All || tally.All < 2 {
+		t.Fatalf("%+v", tally)
+	}
+	if problems, err := s.Verify(ctx); err != nil || len(problems) > 0 {
+		t.Fatal(problems, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := formatOf(t, path); n != format {
+		t.Fatalf("the format is %d", n)
 	}
 }
