@@ -25,8 +25,8 @@ type gatedFake struct {
 	refused int
 }
 
-// way is a client of it.
-type way struct {
+// gatedWay is a client of it.
+type gatedWay struct {
 	*gatedFake
 	gate *wire.CredentialGate
 }
@@ -40,7 +40,7 @@ func (f *gatedFake) passes(g *wire.CredentialGate) bool {
 	return false
 }
 
-func (w way) Check(_ context.Context, c credential.Credential, _ wire.CheckMark, _ []byte) (*wire.CheckAnswer, error) {
+func (w gatedWay) Check(_ context.Context, c credential.Credential, _ wire.CheckMark, _ []byte) (*wire.CheckAnswer, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var version int64
@@ -62,7 +62,7 @@ func (w way) Check(_ context.Context, c credential.Credential, _ wire.CheckMark,
 	return a, nil
 }
 
-func (w way) Material(_ context.Context, c credential.Credential, kind string, version int64) (*wire.Material, int64, error) {
+func (w gatedWay) Material(_ context.Context, c credential.Credential, kind string, version int64) (*wire.Material, int64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.deleted {
@@ -74,8 +74,8 @@ func (w way) Material(_ context.Context, c credential.Credential, kind string, v
 	return nil, w.accepts[0].Version, nil
 }
 
-func (way) Rotate(context.Context, credential.Credential, wire.RotateRequest) error { return nil }
-func (way) Close()                                                                  {}
+func (gatedWay) Rotate(context.Context, credential.Credential, wire.RotateRequest) error { return nil }
+func (gatedWay) Close()                                                                  {}
 
 func (f *gatedFake) seen() (checks []int64, refused int) {
 	f.mu.Lock()
@@ -103,7 +103,7 @@ func throughGate(t *testing.T, p *gatedFake, held *wire.CredentialGate, f func(l
 	}
 	synctest.Test(t, func(t *testing.T) {
 		l := &Loop{Store: s, Body: func() wire.CheckBody { return wire.CheckBody{Name: "box"} }, Log: hclog.NewNullLogger(),
-			Dial: func(_ credential.Plane, g *wire.CredentialGate) (Plane, error) { return way{p, g}, nil }}
+			Dial: func(_ credential.Plane, g *wire.CredentialGate) (Plane, error) { return gatedWay{p, g}, nil }}
 		l.Init()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
