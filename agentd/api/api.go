@@ -55,7 +55,7 @@ type Server struct {
 	Log      *logfile.File
 	Logger   hclog.Logger
 
-	fileCalls chan struct{}
+	fileCalls, forwards chan struct{}
 }
 
 const (
@@ -82,6 +82,7 @@ var agentRoutes = []route{
 	{"GET", wire.PathSessions + "/{id}", (*Server).showSession},
 	{"GET", wire.PathSessions + "/{id}/stream", (*Server).streamSession},
 	{"POST", wire.PathSessions + "/{id}/signal", (*Server).signalSession},
+	{"GET", wire.PathForward, (*Server).forward},
 	{"GET", wire.PathLogs, (*Server).logs},
 	{"POST", wire.PathStop, (*Server).stop},
 	{"POST", wire.PathStart, (*Server).start},
@@ -144,7 +145,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 
 // AgentServer serves agent.sock; the caller gives it a listener of Listen.
 func (s *Server) AgentServer() *http.Server {
-	s.fileCalls = make(chan struct{}, maxFileCalls)
+	s.fileCalls, s.forwards = make(chan struct{}, maxFileCalls), make(chan struct{}, maxForwards)
 	rest := s.mux(agentRoutes)
 	return s.server(s.authenticate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.EscapedPath(), wire.PathFiles) {

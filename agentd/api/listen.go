@@ -46,7 +46,7 @@ func Listen(path string) (net.Listener, error) {
 }
 
 // maxConns bounds the connections of one socket; more wait to be accepted.
-const maxConns = 256
+const maxConns = 1024
 
 // guarded accepts only peers of this account, and not too many.
 type guarded struct {

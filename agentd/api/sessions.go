@@ -165,7 +165,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, id string, first
 	case err == nil && shim != nil:
 		rest, _ := io.ReadAll(ahead)
 		buffered, _ := rw.Reader.Peek(rw.Reader.Buffered())
-		splice(nc, append(rest, buffered...), shim, answer)
+		relay(nc, append(rest, buffered...), shim, answer)
 	case err == nil:
 		err = s.Sessions.Replay(nc, frame.NewReader(io.MultiReader(bytes.NewReader(opening), in)), id)
 	}
@@ -209,12 +209,12 @@ func (s *Server) open(ctx context.Context, id string, shim net.Conn, opening []b
 	return nil, nil, nil
 }
 
-// splice moves bytes until either side ends, first what has come of them
+// relay moves bytes until either side ends, first what has come of them
 // already. When the client ends, or the shim takes nothing more, the shim is
 // told so and ends the stream itself: a shim that has sent its last frame and
 // left takes no acknowledgement any more, and that frame is still to be passed
 // on.
-func splice(client net.Conn, up []byte, shim net.Conn, down []byte) {
+func relay(client net.Conn, up []byte, shim net.Conn, down []byte) {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)

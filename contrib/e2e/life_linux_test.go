@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,6 +69,54 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 		if r := w.run("fleet", "file", "ls", "box:dir name"); r.exit != 5 {
 			t.Error(r)
 		}
+	})
+
+	t.Run("forward", func(t *testing.T) { // R31
+		var agent wire.AgentStatus
+		if err := json.Unmarshal([]byte(w.sh(h, "dana", "~/.local/share/fleet-agent/*/current/agentd status --json")), &agent); err != nil {
+			t.Fatal(err)
+		}
+		session := strings.TrimSpace(w.must("fleet", "exec", "--detach", "box", "--", "sleep", "1000"))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := w.cmd(ctx, "fleet", "forward", "box", "0:"+agent.Socket, "--session", session, "--json")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var f wire.Forward
+		if err := json.NewDecoder(out).Decode(&f); err != nil || f.Machine != doc.Machine.ID || f.Port == 0 {
+			t.Fatal(f, err)
+		}
+		// Whoever reaches the port reaches the agent, and without a token no further.
+		get := func() error {
+			resp, err := http.Get("http://" + f.Listen + "/v1/identity")
+			if err != nil {
+				return err
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusUnauthorized {
+				return fmt.Errorf("status %d", resp.StatusCode)
+			}
+			return nil
+		}
+		if err := get(); err != nil {
+			t.Error(err)
+		}
+		w.sh(h, "dana", "systemctl --user restart fleet-agent")
+		w.poll("the port to lead there again", get)
+		// The forward ends with its session.
+		w.must("fleet", "kill", "box", session)
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 {
+			t.Error(err)
+		}
+		if err := get(); err == nil {
+			t.Error("the port is still open")
+		}
+		w.fails(2, "loopback", "forward", "box", "0.0.0.0:0:80")
 	})
 
 	t.Run("exec", func(t *testing.T) { // R34

@@ -86,7 +86,7 @@ func (e *Error) asFault() error {
 	case wire.CodeNotFound, wire.CodeWorkspaceMissing:
 		exit = fault.NotFound
 	case wire.CodeDraining, wire.CodeConflict, wire.CodeForbidden, wire.CodeUnauthorized, wire.CodeSessionUnusable, wire.CodeBusy,
-		wire.CodeExists, wire.CodePrecondition, wire.CodeNotEmpty, wire.CodeNotAFile, wire.CodeNotADir:
+		wire.CodeExists, wire.CodeNoListener, wire.CodePrecondition, wire.CodeNotEmpty, wire.CodeNotAFile, wire.CodeNotADir:
 		exit = fault.Refused
 	case wire.CodeBadRequest, wire.CodeTooLarge, wire.CodeNotJSON, wire.CodeBadRange:
 		exit = fault.Usage
@@ -100,7 +100,7 @@ func (e *Error) asFault() error {
 // mints another token, once. A connection that ends without an answer, as one
 // that was opened before the agent restarted does, has the request made again,
 // once, if that does no more than making it once.
-func (c *Client) request(ctx context.Context, method, path string, in any, upgrade bool) (*http.Response, error) {
+func (c *Client) request(ctx context.Context, method, path string, in any, upgrade string) (*http.Response, error) {
 	var body []byte
 	if in != nil {
 		var err error
@@ -169,9 +169,9 @@ func refusal(resp *http.Response) *Error {
 	return e
 }
 
-func (c *Client) send(ctx context.Context, method, path string, token secret.Text, body []byte, upgrade bool) (*http.Response, error) {
-	if upgrade {
-		return c.ask(ctx, method, path, token, body)
+func (c *Client) send(ctx context.Context, method, path string, token secret.Text, body []byte, upgrade string) (*http.Response, error) {
+	if upgrade != "" {
+		return c.ask(ctx, method, path, token, body, upgrade)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 	if err != nil {
@@ -202,7 +202,7 @@ func (c *Client) currentToken(ctx context.Context, renew bool) (secret.Text, err
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
-	resp, err := c.request(ctx, method, path, in, false)
+	resp, err := c.request(ctx, method, path, in, "")
 	if err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func (c *Client) Logs(ctx context.Context, n int, follow bool, w io.Writer) erro
 	if follow {
 		path += "&follow=1"
 	}
-	resp, err := c.request(ctx, http.MethodGet, path, nil, false)
+	resp, err := c.request(ctx, http.MethodGet, path, nil, "")
 	if err != nil {
 		return err
 	}
@@ -347,7 +347,7 @@ func (c *Client) Exec(ctx context.Context, req wire.SessionRequest) (*Stream, er
 }
 
 func (c *Client) stream(ctx context.Context, method, path string, in any) (*Stream, error) {
-	resp, err := c.upgrade(ctx, method, path, in)
+	resp, err := c.upgrade(ctx, method, path, in, wire.UpgradeSession)
 	if err != nil {
 		return nil, err
 	}
@@ -360,8 +360,8 @@ func (c *Client) stream(ctx context.Context, method, path string, in any) (*Stre
 	return &Stream{Session: resp.Header.Get(wire.HeaderSession), rw: rw, begun: n > 0, Reader: frame.NewReader(rw)}, nil
 }
 
-func (c *Client) upgrade(ctx context.Context, method, path string, in any) (*http.Response, error) {
-	resp, err := c.request(ctx, method, path, in, true)
+func (c *Client) upgrade(ctx context.Context, method, path string, in any, protocol string) (*http.Response, error) {
+	resp, err := c.request(ctx, method, path, in, protocol)
 	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
 		resp.Body.Close()
 		return nil, errors.New("the agent did not upgrade the connection")

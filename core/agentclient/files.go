@@ -46,7 +46,7 @@ const maxLine = 64 << 10
 // List gives each entry of a directory, in the machine's order, as it comes. A
 // listing that was cut short is an error.
 func (c *Client) List(ctx context.Context, p string, each func(wire.FileInfo) error) error {
-	resp, err := c.request(ctx, http.MethodGet, filePath(p, "list"), nil, false)
+	resp, err := c.request(ctx, http.MethodGet, filePath(p, "list"), nil, "")
 	if err != nil {
 		return err
 	}

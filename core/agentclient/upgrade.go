@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"fleet.example/fleet/core/secret"
-	"fleet.example/fleet/core/wire"
 )
 
 // maxHead bounds the head of the agent's answer to an upgrade, and a refusal's
@@ -21,7 +20,7 @@ const maxHead = 128 << 10
 // ask makes a request for a stream on a connection of its own: nothing else
 // ever uses that connection, so there is nothing for a pool or its goroutines
 // to do. ctx bounds the request until the answer is here.
-func (c *Client) ask(ctx context.Context, method, path string, token secret.Text, body []byte) (_ *http.Response, err error) {
+func (c *Client) ask(ctx context.Context, method, path string, token secret.Text, body []byte, protocol string) (_ *http.Response, err error) {
 	nc, err := c.dialer.Dial(ctx)
 	if err != nil {
 		return nil, err
@@ -35,7 +34,7 @@ func (c *Client) ask(ctx context.Context, method, path string, token secret.Text
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	head := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n",
-		method, path, token.Reveal(), wire.UpgradeSession, len(body))
+		method, path, token.Reveal(), protocol, len(body))
 	if _, err := nc.Write(append([]byte(head), body...)); err != nil {
 		return nil, err
 	}
@@ -76,4 +75,12 @@ func (r *read) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	return r.Conn.Read(p)
+}
+
+// CloseWrite passes a half-close on.
+func (r *read) CloseWrite() error {
+	if h, ok := r.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return r.Conn.Close()
 }

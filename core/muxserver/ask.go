@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/splice"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/wire"
@@ -153,7 +153,7 @@ func (a *asker) stream(ctx context.Context) {
 	}
 	defer far.Close()
 	if a.answer(mux.Answer{Token: tok.Reveal(), Warning: warning}) == nil {
-		splice(a.conn, far)
+		splice.Conns(a.conn, far)
 	}
 }
 
@@ -250,24 +250,4 @@ func remoteError(r *sshconn.Result) error {
 		}
 	}
 	return fault.New(fault.Failure, fault.CodeFailure, "%w", r.Err())
-}
-
-// splice copies both ways until both have ended, passing half-closes on.
-func splice(a, b net.Conn) {
-	var wg sync.WaitGroup
-	one := func(to, from net.Conn) {
-		if _, err := io.Copy(to, from); err != nil && !errors.Is(err, io.EOF) {
-			to.Close()
-			from.Close()
-			return
-		}
-		if h, ok := to.(interface{ CloseWrite() error }); ok {
-			h.CloseWrite()
-		} else {
-			to.Close()
-		}
-	}
-	wg.Go(func() { one(a, b) })
-	one(b, a)
-	wg.Wait()
 }

@@ -14,6 +14,12 @@ const (
 	// UpgradeSession names the protocol that a session's stream speaks after
 	// its HTTP Upgrade: the frames of package core/frame.
 	UpgradeSession = "fleet-session/1"
+
+	// PathForward becomes a connection to what its query names with `to`: a TCP
+	// port of the machine, or the path of a UNIX socket. UpgradeForward is what it
+	// speaks: the bytes, either way, with half-closes.
+	PathForward    = "/v1/forward"
+	UpgradeForward = "fleet-forward/1"
 )
 
 // States of the machine's own credential, as the agent last learnt them.

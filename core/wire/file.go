@@ -124,3 +124,15 @@ type Files struct {
 	Path    Bytes      `json:"path"`
 	Files   []FileInfo `json:"files"`
 }
+
+// SchemaForward names the Forward document.
+const SchemaForward = "fleet.forward/v1"
+
+// Forward is fleet.forward/v1: a local port that leads to a machine.
+type Forward struct {
+	Schema  string `json:"schema"`
+	Machine string `json:"machine"`
+	Listen  string `json:"listen"` // address and port
+	Port    int    `json:"port"`
+	Target  string `json:"target"` // a port of the machine, or the path of a socket
+}

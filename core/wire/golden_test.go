@@ -18,6 +18,7 @@ func TestDocuments(t *testing.T) {
 		"credential":        wire.Credential{Schema: wire.SchemaCredential},
 		"error":             wire.CLIError{Schema: wire.SchemaError},
 		"findings":          wire.Findings{Schema: wire.SchemaFindings},
+		"forward":           wire.Forward{Schema: wire.SchemaForward},
 		"identity":          wire.Identity{Schema: wire.SchemaIdentity},
 		"install":           wire.Install{Schema: wire.SchemaInstall},
 		"machine":           wire.Machine{Schema: wire.SchemaMachine},

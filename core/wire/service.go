@@ -104,6 +104,7 @@ const (
 	CodeSessionUnusable  = "session_unusable"
 	CodeWorkspaceMissing = "workspace_missing"
 	CodeCannotTell       = "cannot_tell"
+	CodeNoListener       = "no_listener" // nothing listens where a forward leads
 )
 
 // Spool policies: what happens to a command whose unread output reaches the limit.
