@@ -264,7 +264,7 @@ func (l *Loop) open() {
 	if r := l.Rung; r != nil {
 		r.close()
 		r.Certs.Reload()
-		r.bearer, r.turns, r.missed = false, 0, 0
+		r.turn, r.turns, r.missed = anyTurn, 0, 0
 	}
 	p, gate := l.Store.Plane()
 	l.gate = 0
@@ -413,17 +413,20 @@ func (l *Loop) refusal(cred credential.Credential, err error, now time.Time) tim
 	case r.Code == wire.CodeBehind:
 		l.doubted = time.Time{}
 		l.Store.Refused(cred, r.Code)
-		l.turned(way{cred: cred})
+		soon := l.turned(way{cred: cred})
 		poke(l.work)
-		if !l.Store.Newest(cred) {
+		if soon || !l.Store.Newest(cred) {
 			return l.pace.floor // the newer one is at hand
 		}
 		return l.pace.refused()
 	case r.Code == wire.CodeUnauthorized:
 		l.doubted = time.Time{}
 		l.Store.Refused(cred, r.Code)
-		l.turned(way{cred: cred})
+		soon := l.turned(way{cred: cred})
 		poke(l.work)
+		if soon {
+			return l.pace.floor
+		}
 		return l.pace.refused()
 	case r.RetryAfter > 0:
 		return l.pace.asked(r.RetryAfter)

@@ -32,9 +32,8 @@ type Mutual interface {
 // chooses what the next check presents.
 //
 // A check presents the certificate if there is one that may do. When it is
-// refused, the next check presents the bearer, and after that it is the
-// certificate's turn again: the row is on one of the two rungs, so that one of
-// them is accepted, whichever answer was lost. A certificate that has expired
+// refused, the key on its way, the one in use and the bearer take turns: the row
+// accepts one of them, whichever answer was lost. A certificate that has expired
 // is not presented but replaced, by the worker, since that waits for the disk.
 type Rung struct {
 	Certs *certificate.Store
@@ -44,7 +43,7 @@ type Rung struct {
 	presented atomic.Pointer[tls.Certificate] // at the next handshake
 
 	// Owned by Run's goroutine.
-	bearer  bool // it is the bearer's turn
+	turn    turn // whose it is after a refusal
 	turns   int  // refusals in a row
 	missed  int  // failures of the network in a row
 	client  Mutual
@@ -81,6 +80,42 @@ func (l *Loop) unusable(words string) {
 	}
 }
 
+// turn is what is to be presented. Of several that there are, one is accepted;
+// which one, a machine that missed an answer finds out in turns.
+type turn int
+
+const (
+	anyTurn turn = iota // nothing was refused: the newest that is known to work
+	nextTurn
+	currentTurn
+	bearerTurn
+)
+
+func (l *Loop) turnOf(w way) turn {
+	switch {
+	case w.held == nil:
+		return bearerTurn
+	case w.held.Same(l.Rung.Certs.Next()):
+		return nextTurn
+	default:
+		return currentTurn
+	}
+}
+
+// held is the certificate whose turn it is, or nil for the bearer.
+func (r *Rung) held() *certificate.Held {
+	switch next := r.Certs.Next(); {
+	case r.turn == anyTurn:
+		return r.Certs.Present()
+	case r.turn == nextTurn && next != nil && next.TLS != nil:
+		return next
+	case r.turn <= currentTurn:
+		return r.Certs.Current()
+	default:
+		return nil
+	}
+}
+
 // way is how a check is presented: with a certificate or, if held is nil, with
 // the bearer.
 type way struct {
@@ -112,10 +147,10 @@ func (l *Loop) choose(cred credential.Credential) (way, bool) {
 	if r == nil {
 		return way{cred: cred}, true
 	}
-	h := r.Certs.Present()
+	h := r.held()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.bearer || r.descends || r.barred || h == nil {
+	if r.descends || r.barred || h == nil {
 		return way{cred: cred}, true
 	}
 	offset := time.Duration(0)
@@ -173,7 +208,7 @@ func (l *Loop) accepted(w way, generation int64, now time.Time) {
 	if r == nil {
 		return
 	}
-	r.bearer, r.turns, r.missed = false, 0, 0
+	r.turn, r.turns, r.missed = anyTurn, 0, 0
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r.by = &w
@@ -191,14 +226,16 @@ func (l *Loop) turned(w way) (soon bool) {
 	if r == nil || r.Certs.Present() == nil && r.Certs.Previous() == nil {
 		return false
 	}
-	r.bearer = w.held != nil
+	if r.turn = l.turnOf(w) + 1; r.turn > bearerTurn {
+		r.turn = nextTurn
+	}
 	r.turns++
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r.by, r.descends, r.barred = nil, false, false
 	// The key before is all that a plane knows which was taken back to then.
 	r.renew = r.renew || w.held == nil && r.Certs.Present() == nil
-	return r.turns == 1
+	return r.turns <= 2
 }
 
 // lost says that a check by bearer was not answered. One that was to leave the
@@ -237,8 +274,11 @@ func (l *Loop) refusedCertificate(w way, err error, now time.Time) time.Duration
 		return l.pace.failed()
 	}
 	r.Certs.Refused(w.held, false)
-	if r.missed++; r.missed > 1 {
-		l.renewSoon() // the answer says where the listener is now
+	r.turn = anyTurn
+	// The answer says where the listener is now. It is asked for more and more
+	// rarely: a listener that is merely down is no reason for certificates.
+	if r.missed++; r.missed > 1 && r.missed&(r.missed-1) == 0 {
+		l.renewSoon()
 	}
 	return l.pace.failed()
 }
@@ -395,6 +435,7 @@ func (l *Loop) renewNow(ctx context.Context, client Plane) (moved bool, err erro
 	if h == nil {
 		return false, nil
 	}
+	usable, url := r.Certs.Usable(h, l.planeNow()), h.URL
 	if err := l.certify(ctx, client, h); err != nil {
 		return false, err
 	}
@@ -405,7 +446,8 @@ func (l *Loop) renewNow(ctx context.Context, client Plane) (moved bool, err erro
 	r.renew, r.barred = false, false
 	l.mu.Unlock()
 	l.Log.Info("certificate renewed")
-	return true, nil
+	n := r.Certs.Present()
+	return n != nil && (!usable || n.URL != url), nil
 }
 
 var errNoCertifier = errors.New("this plane's client asks for no certificates")

@@ -29,7 +29,7 @@ func TestARealMachineClimbsToMutualTLSAndComesBack(t *testing.T) {
 		}
 		return nil
 	})
-	w.fails(1, "no listener for certificates", "rotate", "box", "--kind", "mtls")
+	w.fails(9, "no listener for certificates", "rotate", "box", "--kind", "mtls")
 	w.endPlane(syscall.SIGTERM)
 	host, _, err := net.SplitHostPort(strings.TrimPrefix(w.url, "https://"))
 	if err != nil {
