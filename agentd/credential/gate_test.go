@@ -280,3 +280,38 @@ func TestAnInstallEndsWhatWasStaged(t *testing.T) { // R6, R26
 	}
 	presents(t, s, 0)
 }
+
+// What configuration management puts in place counts once agentd is told to read
+// its files again, and what is damaged leaves the machine without a token, which it
+// then fetches. // R26
+func TestTheTokenIsReadAgain(t *testing.T) {
+	s, _, c, dir := gatedStore(t, gateOf(1))
+	g := &giver{to: c.Secret.Digest(), gives: gateOf(3)}
+	if _, err := s.AdvanceGate(t.Context(), g, c, 3); err != nil {
+		t.Fatal(err)
+	}
+	s.Reload()
+	presents(t, s, 3) // what was staged goes on
+	s.GateAccepted(3)
+	if _, err := s.AdvanceGate(t.Context(), g, c, 0); err != nil {
+		t.Fatal(err)
+	}
+	byHand := gateOf(4)
+	if err := os.WriteFile(filepath.Join(dir, GateFile), []byte("\n "+byHand.Line()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Reload()
+	presents(t, s, 4)
+	if err := os.WriteFile(filepath.Join(dir, GateFile), []byte("4"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Reload()
+	presents(t, s, 0)
+	if st := s.Status(); len(st.Damaged) != 1 {
+		t.Errorf("%+v", st)
+	}
+	if moved, err := s.SeekGate(t.Context(), g); !moved || err != nil {
+		t.Fatal(moved, err)
+	}
+	presents(t, s, 3)
+}

@@ -126,6 +126,24 @@ func Sweep(dir string) error {
 	return nil
 }
 
+// SweepFile removes temporary files that a crash left of one file, in a
+// directory that may be others', too. Only who writes the file may call it.
+func SweepFile(path string) error {
+	dir, mark := filepath.Dir(path), "."+filepath.Base(path)+tempMark
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), mark) {
+			if err := Remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // ErrNotPrivate is in the chain of a refusal to read a secret that others can reach.
 var ErrNotPrivate = errors.New("accessible by others")
 

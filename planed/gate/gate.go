@@ -330,7 +330,8 @@ func (g *Gate) Erase(keep int64) error {
 			return fmt.Errorf("cannot write the gate token: %w", err)
 		}
 	}
-	if err := durable.Remove(g.secondary); err != nil {
+	// A crash may have left a half of either file under a name of its own.
+	if err := errors.Join(durable.Remove(g.secondary), durable.SweepFile(g.secondary), durable.SweepFile(g.primary)); err != nil {
 		return fmt.Errorf("cannot remove the retired gate token: %w", err)
 	}
 	if f, err = g.Read(); err != nil {

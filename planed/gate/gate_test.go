@@ -230,6 +230,13 @@ func TestMakeIsSafeToRepeat(t *testing.T) { // R26
 func TestEraseLeavesOneVersion(t *testing.T) { // R26
 	for _, keep := range []int64{1, 2} {
 		g, p, s := loaded(t)
+		torn := filepath.Join(filepath.Dir(s), "."+filepath.Base(s)+".fleet-tmp-1") // a crash left it
+		write(t, torn, line("2", newValue))
+		defer func() {
+			if _, err := os.Stat(torn); !os.IsNotExist(err) {
+				t.Errorf("a torn copy is there still: %v", err)
+			}
+		}()
 		for range 2 { // a crash may have it done again
 			if err := g.Erase(keep); err != nil {
 				t.Fatal(err)
