@@ -12,7 +12,7 @@ import (
 )
 
 // enrollPerSource bounds what one source may ask for within ten minutes. A site
-// behind one address has room; one that fills the table needs seventy sources.
+// behind one address has room; what many sources can do is bounded by enrol.Evict.
 const enrollPerSource = 60
 
 func digest(field, s string) (secret.Digest, error) {
@@ -35,7 +35,8 @@ func (a *API) enroll(c *call) error {
 		return err
 	}
 	now := a.Now()
-	r := enrol.Request{Report: enrol.Report(req.Report), At: now, ExpiresAt: now.Add(enrol.Life)}
+	r := enrol.Request{Report: enrol.Report(req.Report), At: now, ExpiresAt: now.Add(enrol.Life),
+		From: a.enrollers.Network(c.r.RemoteAddr)}
 	var err error
 	if r.Installation, err = digest("installation_digest", req.InstallationDigest); err != nil {
 		return err

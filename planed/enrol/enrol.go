@@ -24,6 +24,20 @@
 // or one in 13 million; with one machine waiting, one in 55 thousand million.
 // TestOddsOfGuessing holds the figure against the limiter.
 //
+// # A full table
+//
+// Anybody may ask, so somebody may fill the table. One source may ask for a
+// few dozen; many sources are another matter. When there is no room, the network
+// with the most requests loses its oldest one that no person has looked at
+// (Evict), unless the newcomer's own network has as many: then it is refused.
+// So of N networks that flood, each is left with at least MaxPending ÷ N before
+// any other loses a request, and a machine is held off, or loses its place, only
+// where its network has its share of requests already: with one machine in a
+// network, by an attacker in some two thousand networks. A request that a person
+// has looked at stays until it is decided or runs out, so that nobody who is
+// just approving finds it gone. Looking takes the code; at most as many requests
+// as persons can look at are kept like that.
+//
 // # What a holder of a code can tell
 //
 // A request that was approved, denied, replaced or that ran out is no longer in
@@ -82,7 +96,13 @@ type Request struct {
 	Report       wire.EnrollReport
 	At           time.Time
 	ExpiresAt    time.Time
+	// From stands for the network that asks, keyed so that nothing but whether two
+	// are the same can be told. It is kept in memory alone (R18).
+	From Network
 }
+
+// Network is a keyed digest of a network's prefix; zero is one that is not known.
+type Network [16]byte
 
 // Waits reports whether the request still waits.
 func (r *Request) Waits(now time.Time) bool { return now.Before(r.ExpiresAt) }
@@ -127,4 +147,38 @@ func (g Guesses) recent(now time.Time) Guesses {
 		g = g[1:]
 	}
 	return g[:len(g):len(g)]
+}
+
+// Held is what Evict knows of a request that waits.
+type Held struct {
+	From   Network
+	Looked bool // a person has found it by its code
+	Until  time.Time
+}
+
+// Evict chooses which of the requests that wait makes room for one of a network;
+// ok is false where none does.
+func Evict[K comparable](held map[K]Held, from Network) (out K, ok bool) {
+	counts := map[Network]int{}
+	free := map[Network]bool{}
+	for _, h := range held {
+		counts[h.From]++
+		free[h.From] = free[h.From] || !h.Looked
+	}
+	most, victim := counts[from], Network{}
+	for n, count := range counts {
+		if count > most && free[n] {
+			most, victim, ok = count, n, true
+		}
+	}
+	if !ok {
+		return out, false
+	}
+	var oldest time.Time
+	for k, h := range held {
+		if h.From == victim && !h.Looked && (oldest.IsZero() || h.Until.Before(oldest)) {
+			out, oldest = k, h.Until
+		}
+	}
+	return out, true
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"fleet.example/fleet/core/wire"
 )
 
@@ -136,4 +138,75 @@ func FuzzReport(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestAFloodTakesItsOwnPlaces: whoever fills the table from many networks
+// displaces themselves; a machine elsewhere gets in and stays.
+func TestAFloodTakesItsOwnPlaces(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const room = 64
+		networks := rapid.IntRange(1, room/4).Draw(t, "networks that flood")
+		held := map[int]Held{}
+		var looked []int
+		next := 0
+		add := func(from Network) bool {
+			if len(held) >= room {
+				out, ok := Evict(held, from)
+				if !ok {
+					return false
+				}
+				if held[out].Looked {
+					t.Fatal("a request that a person looks at was displaced")
+				}
+				delete(held, out)
+			}
+			next++
+			held[next] = Held{From: from, Until: time.Unix(int64(next), 0)}
+			return true
+		}
+		honest := Network{0xff}
+		flood := func() {
+			for range rapid.IntRange(0, 2*room).Draw(t, "flood") {
+				add(Network{byte(rapid.IntRange(1, networks).Draw(t, "from"))})
+			}
+		}
+		flood()
+		if !add(honest) {
+			t.Fatal("a machine from elsewhere finds no room")
+		}
+		mine := next
+		flood()
+		if _, ok := held[mine]; !ok {
+			t.Fatalf("a flood from %d networks displaced the one machine of another", networks)
+		}
+		held[mine] = Held{From: honest, Looked: true, Until: held[mine].Until}
+		looked = append(looked, mine)
+		for range room { // its own network floods
+			add(honest)
+		}
+		for _, k := range looked {
+			if _, ok := held[k]; !ok {
+				t.Fatal("what a person looks at is gone")
+			}
+		}
+		if len(held) > room {
+			t.Fatalf("%d requests wait", len(held))
+		}
+	})
+}
+
+func TestTheOldestOfTheLargestNetworkMakesRoom(t *testing.T) {
+	a, b := Network{1}, Network{2}
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	held := map[string]Held{"a1": {a, true, at(1)}, "a2": {a, false, at(3)}, "a3": {a, false, at(2)}, "b1": {b, false, at(0)}}
+	if out, ok := Evict(held, Network{3}); !ok || out != "a3" {
+		t.Error(out, ok)
+	}
+	if out, ok := Evict(held, a); ok {
+		t.Errorf("its own network displaced %s", out)
+	}
+	held["a2"], held["a3"] = Held{a, true, at(3)}, Held{a, true, at(2)}
+	if out, ok := Evict(held, Network{3}); !ok || out != "b1" {
+		t.Error(out, ok)
+	}
 }

@@ -253,10 +253,6 @@ const (
 )
 
 func (l *Limiter) source(remote string) [16]byte {
-	l.once.Do(func() {
-		rand.Read(l.key[:])
-		l.window = map[[16]byte]*failures{}
-	})
 	id := remote
 	if ap, err := netip.ParseAddrPort(remote); err == nil {
 		a := ap.Addr().Unmap()
@@ -268,9 +264,34 @@ func (l *Limiter) source(remote string) [16]byte {
 			id = p.String()
 		}
 	}
+	return l.keyed(id)
+}
+
+// keyed is a digest by a key that no other process has.
+func (l *Limiter) keyed(id string) [16]byte {
+	l.once.Do(func() {
+		rand.Read(l.key[:])
+		l.window = map[[16]byte]*failures{}
+	})
 	h := hmac.New(sha256.New, l.key[:])
 	h.Write([]byte(id))
 	return [16]byte(h.Sum(nil)[:16])
+}
+
+// Network stands for the network that a source is of, a wider one than Allow
+// counts by: whoever has one address of it can easily have others.
+func (l *Limiter) Network(remote string) [16]byte {
+	if ap, err := netip.ParseAddrPort(remote); err == nil {
+		a := ap.Addr().Unmap()
+		bits := 24
+		if a.Is6() {
+			bits = 48 // one site
+		}
+		if p, err := a.WithZone("").Prefix(bits); err == nil {
+			remote = p.String()
+		}
+	}
+	return l.keyed("network " + remote)
 }
 
 // Allow reports whether a source may try, and otherwise how long it must wait.

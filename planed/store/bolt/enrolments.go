@@ -54,13 +54,13 @@ type waiting struct {
 type pending struct {
 	code         string // the digest's hex
 	installation secret.Digest
-	until        time.Time
+	enrol.Held
 }
 
 func (w *waiting) load(t *bbolt.Tx) error {
 	w.pending, w.approved = map[secret.Digest]pending{}, map[secret.Digest]time.Time{}
 	err := each(t, bucketEnrolment, func(k string, r enrolmentRecord) error {
-		w.pending[secret.Digest(r.Poll)] = pending{k, secret.Digest(r.Installation), r.ExpiresAt}
+		w.pending[secret.Digest(r.Poll)] = pending{k, secret.Digest(r.Installation), enrol.Held{Until: r.ExpiresAt}}
 		return nil
 	})
 	if err != nil {
@@ -80,17 +80,27 @@ func (s *Store) Enrol(ctx context.Context, code secret.Digest, r enrol.Request) 
 		}
 		var gone []string
 		var polls []secret.Digest
-		n := t.enrols // in this very transaction, so that the bound is one
+		held := map[secret.Digest]enrol.Held{}
+		drop := func(poll secret.Digest, have pending) { gone, polls = append(gone, have.code), append(polls, poll) }
 		s.waiting.mu.RLock()
 		for poll, have := range s.waiting.pending {
-			if r.At.Before(have.until) && have.installation != r.Installation {
-				n++
-				continue
+			switch {
+			case !r.At.Before(have.Until) || have.installation == r.Installation:
+				drop(poll, have)
+			case !t.evicted[poll]: // by an operation of this very transaction
+				held[poll] = have.Held
 			}
-			gone, polls = append(gone, have.code), append(polls, poll)
+		}
+		room := len(held)+t.enrols < enrol.MaxPending // what this transaction adds counts, so that the bound is one
+		if !room {
+			var poll secret.Digest
+			if poll, room = enrol.Evict(held, r.From); room {
+				drop(poll, s.waiting.pending[poll])
+				t.evict(poll)
+			}
 		}
 		s.waiting.mu.RUnlock()
-		if n >= enrol.MaxPending {
+		if !room {
 			return store.ErrFull
 		}
 		t.enrols++
@@ -107,7 +117,7 @@ func (s *Store) Enrol(ctx context.Context, code secret.Digest, r enrol.Request) 
 			for _, p := range polls {
 				delete(s.waiting.pending, p)
 			}
-			s.waiting.pending[r.Poll] = pending{code.Hex(), r.Installation, rec.ExpiresAt}
+			s.waiting.pending[r.Poll] = pending{code.Hex(), r.Installation, enrol.Held{From: r.From, Until: rec.ExpiresAt}}
 		})
 		return t.put(bucketEnrolment, []byte(code.Hex()), mustJSON(rec))
 	})
@@ -147,7 +157,18 @@ func (s *Store) Look(ctx context.Context, code secret.Digest, by machine.By, now
 	var refusal error
 	err := s.do(ctx, func(t *tx) (err error) {
 		out, refusal, err = t.find(code, by, now)
-		return err
+		if err != nil || refusal != nil {
+			return err
+		}
+		t.after = append(t.after, func() { // it stays until it is decided
+			s.waiting.mu.Lock()
+			defer s.waiting.mu.Unlock()
+			if have, ok := s.waiting.pending[out.Poll]; ok {
+				have.Looked = true
+				s.waiting.pending[out.Poll] = have
+			}
+		})
+		return nil
 	})
 	if err == nil {
 		err = refusal
@@ -226,7 +247,7 @@ func (s *Store) Poll(ctx context.Context, poll secret.Digest, now time.Time) (st
 	s.waiting.mu.RUnlock()
 	switch {
 	case approved && now.Before(ready):
-	case waits && now.Before(have.until):
+	case waits && now.Before(have.Until):
 		return store.Polled{}, nil
 	default:
 		return store.Polled{}, store.ErrNotFound
@@ -298,7 +319,7 @@ func (s *Store) pruneEnrolments(t *tx, now time.Time) error {
 		s.waiting.mu.Lock()
 		defer s.waiting.mu.Unlock()
 		for p, have := range s.waiting.pending {
-			if !now.Before(have.until) {
+			if !now.Before(have.Until) {
 				delete(s.waiting.pending, p)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
+	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/audit"
 	"fleet.example/fleet/planed/store"
@@ -39,7 +40,15 @@ type tx struct {
 	next  uint32   // first index that was never used
 	free  []uint32 // indexes whose tombstones were dropped
 
-	enrols int // waiting machines that it adds
+	enrols  int                    // waiting machines that it adds
+	evicted map[secret.Digest]bool // and that make room for them
+}
+
+func (t *tx) evict(poll secret.Digest) {
+	if t.evicted == nil {
+		t.evicted = map[secret.Digest]bool{}
+	}
+	t.evicted[poll] = true
 }
 
 func (t *tx) put(bucket, k, v []byte) error {

@@ -32,8 +32,12 @@ func (a applicant) digest() secret.Digest {
 }
 
 func (a applicant) ask(t testing.TB, s store.Store, at time.Time) error {
+	return a.askFrom(t, s, at, enrol.Network{})
+}
+
+func (a applicant) askFrom(t testing.TB, s store.Store, at time.Time, from enrol.Network) error {
 	return s.Enrol(t.Context(), a.digest(), enrol.Request{Installation: a.installation.Digest(), Credential: a.cred.Digest(), Poll: a.poll.Digest(),
-		Report: wire.EnrollReport{Host: "box", Account: "ops", Scope: "user"}, At: at, ExpiresAt: at.Add(enrol.Life)})
+		Report: wire.EnrollReport{Host: "box", Account: "ops", Scope: "user"}, At: at, ExpiresAt: at.Add(enrol.Life), From: from})
 }
 
 func apply(t testing.TB, s store.Store, at time.Time) applicant {
@@ -219,6 +223,36 @@ func tableIsBounded(t *testing.T, f Fixture) {
 	wg.Wait()
 	if in.Load() != enrol.MaxPending || full.Load() != 160 {
 		t.Fatalf("%d wait, %d were refused", in.Load(), full.Load())
+	}
+	// A machine of another network gets in, also several at once, and the flood
+	// goes on against itself alone. What a person has looked at stays, whatever
+	// its own network does.
+	elsewhere := enrol.Network{1}
+	machines := make([]applicant, 8)
+	for i := range machines {
+		machines[i] = newApplicant()
+		wg.Go(func() {
+			if err := machines[i].askFrom(t, s, Base, elsewhere); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if _, err := s.Look(t.Context(), machines[0].digest(), Member, Base); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if err := newApplicant().ask(t, s, Base); err != nil && !errors.Is(err, store.ErrFull) {
+			t.Error(err)
+		}
+	}
+	for i, a := range machines {
+		if _, err := s.Poll(t.Context(), a.poll.Digest(), Base); err != nil {
+			t.Errorf("machine %d of a network that floods nothing lost its place: %v", i, err)
+		}
+	}
+	if d, err := s.Decide(t.Context(), store.Decision{By: Member, At: Base, Code: machines[0].digest(), Approve: true}); err != nil || d.Row == nil {
+		t.Errorf("%+v, %v", d, err)
 	}
 	if err := newApplicant().ask(t, s, Base.Add(enrol.Life)); err != nil {
 		t.Fatal(err)
