@@ -60,11 +60,19 @@ func IsSessionID(s string) bool {
 }
 
 // ErrName is returned for a name that is not [A-Za-z0-9._-]{1,63}.
-var ErrName = errors.New("a name has 1 to 63 characters of A-Z a-z 0-9 . _ -")
+var ErrName = errors.New("a name has 1 to 63 characters of A-Z a-z 0-9 . _ - and does not begin with -")
 
 // CheckName returns ErrName unless s is a valid name of a machine, label key,
-// person, token or workspace. Nothing shaped like a machine id is a name.
+// person, token or workspace. Nothing shaped like a machine id is a name, nor
+// what a path or a command line takes for something else.
 func CheckName(s string) error {
+	if s == "." || s == ".." || strings.HasPrefix(s, "-") {
+		return ErrName
+	}
+	return checkWord(s)
+}
+
+func checkWord(s string) error {
 	if len(s) < 1 || len(s) > 63 || IsMachineID(s) {
 		return ErrName
 	}
@@ -77,10 +85,11 @@ func CheckName(s string) error {
 	return nil
 }
 
-// CheckLabelValue is CheckName, but a label's value may be empty.
+// CheckLabelValue is CheckName, but a label's value may be empty, and any word
+// of the same letters: it stands in no path.
 func CheckLabelValue(s string) error {
 	if s == "" {
 		return nil
 	}
-	return CheckName(s)
+	return checkWord(s)
 }
