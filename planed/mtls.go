@@ -147,7 +147,8 @@ func certificateLife(life, testFloor time.Duration) error {
 
 // newMachineServer serves the machines' part of the interface.
 func (s *server) newMachineServer(from *http.Server) *http.Server {
-	return &http.Server{Handler: s.api.MachineHandler(), MaxHeaderBytes: maxHeaders, ErrorLog: from.ErrorLog, ConnState: s.count, TLSConfig: s.mtlsConfig()}
+	return &http.Server{Handler: s.api.MachineHandler(), MaxHeaderBytes: maxHeaders, ErrorLog: from.ErrorLog, ConnState: s.count,
+		Protocols: http1(), TLSConfig: s.mtlsConfig()}
 }
 
 func (s *server) present(*tls.ClientHelloInfo) (*tls.Certificate, error) {

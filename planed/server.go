@@ -182,9 +182,9 @@ func (s *server) listen(mtls net.Listener) error {
 		MaxHeaderBytes: maxHeaders,
 		ErrorLog:       errorLog,
 		ConnState:      s.count,
+		Protocols:      http1(),
 		TLSConfig: &tls.Config{
 			MinVersion:     tls.VersionTLS13,
-			NextProtos:     []string{"http/1.1"}, // a check is one request; HTTP/2 costs memory on every idle connection
 			GetCertificate: s.present,
 		},
 	}
@@ -219,6 +219,15 @@ func (s *server) listen(mtls net.Listener) error {
 
 func (s *server) attach(l net.Listener, serve func() error) {
 	s.listeners, s.serving = append(s.listeners, l), append(s.serving, serve)
+}
+
+// http1 is HTTP/1.1 alone: a check is one request, and HTTP/2 costs memory on
+// every idle connection and knows floods that the guard does not see. NextProtos
+// of the TLS configuration would not do: net/http adds its own.
+func http1() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	return p
 }
 
 // httpLog takes net/http's lines, each of which names a client until addrfree

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // tempMark is part of every temporary name and of no other file's.
@@ -147,8 +148,28 @@ func SweepFile(path string) error {
 // ErrNotPrivate is in the chain of a refusal to read a secret that others can reach.
 var ErrNotPrivate = errors.New("accessible by others")
 
+// ours reports whether what stands in a file can only be the word of the account
+// uid, or of root.
+func ours(path string, st fs.FileInfo, uid int) bool {
+	owner := ownerOf(st)
+	if owner == uid || owner == 0 {
+		return true
+	}
+	dir, err := os.Stat(filepath.Dir(path))
+	return uid == 0 && err == nil && ownerOf(dir) == owner
+}
+
+func ownerOf(st fs.FileInfo) int {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		return int(sys.Uid)
+	}
+	return -1
+}
+
 // ReadPrivate reads a file of at most max bytes that must be a regular file
-// (no symbolic link at its end) and closed to group and others.
+// (no symbolic link at its end), closed to group and others, and this account's
+// or root's. To root it may also be of whoever owns its directory, who could
+// replace it anyway.
 func ReadPrivate(path string, max int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|oNoFollow, 0)
 	if err != nil {
@@ -164,6 +185,8 @@ func ReadPrivate(path string, max int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s is not a regular file", path)
 	case st.Mode().Perm()&0o077 != 0:
 		return nil, fmt.Errorf("%s has mode %04o: %w", path, st.Mode().Perm(), ErrNotPrivate)
+	case !ours(path, st, os.Geteuid()):
+		return nil, fmt.Errorf("%s belongs to another account: %w", path, ErrNotPrivate)
 	}
 	// Room for a last read, which shows its end.
 	buf := bytes.NewBuffer(make([]byte, 0, min(st.Size(), max)+bytes.MinRead))

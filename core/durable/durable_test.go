@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -84,5 +85,40 @@ func TestSweepRemovesOnlyTemporaries(t *testing.T) {
 	}
 	if e, _ := os.ReadDir(dir); len(e) != 1 || e[0].Name() != "keep" {
 		t.Fatal(e)
+	}
+}
+
+// TestReadPrivateRefusesWhatBelongsToOthers: a file that another account owns is
+// that account's word, whatever its mode; root reads what belongs to the owner
+// of the directory.
+func TestReadPrivateRefusesWhatBelongsToOthers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("giving a file to another account needs root")
+	}
+	dir := t.TempDir()
+	p := filepath.Join(dir, "f")
+	if err := WriteFile(p, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(p, 12345, -1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadPrivate(p, 10); !errors.Is(err, ErrNotPrivate) || !strings.Contains(err.Error(), "another account") {
+		t.Errorf("err = %v", err)
+	}
+	if err := os.Chown(dir, 12345, -1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadPrivate(p, 10); err != nil {
+		t.Errorf("root cannot read a service's file in its own directory: %v", err)
+	}
+	st, err := os.Stat(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for uid, want := range map[int]bool{0: true, 12345: true, 54321: false} {
+		if ours(p, st, uid) != want {
+			t.Errorf("of account %d: %t", uid, !want)
+		}
 	}
 }
