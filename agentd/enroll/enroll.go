@@ -28,20 +28,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
+	"fleet.example/fleet/core/approval"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
-
-// Plane is what an enrolment asks of the control plane.
-type Plane interface {
-	Enroll(ctx context.Context, r wire.EnrollRequest) (wire.EnrollAnswer, error)
-	// PollEnroll returns an error with wire.CodeUnauthorized for every request
-	// that is over without an approval.
-	PollEnroll(ctx context.Context, poll secret.Text) (wire.EnrollPollAnswer, error)
-}
 
 // Request is one wish to be admitted.
 type Request struct {
@@ -59,81 +51,23 @@ type Approved struct {
 	Secret secret.Text
 }
 
-// Bounds of waiting. A plane that asks for more or less is not followed.
-const (
-	minPoll  = time.Second
-	maxPoll  = time.Minute
-	maxLife  = time.Hour
-	overtime = 30 * time.Second // for the last answer, and for clocks that run apart
-)
-
 // Await asks for admission and waits, but not for ever, until a person has
 // decided.
-func Await(ctx context.Context, p Plane, r Request) (Approved, error) {
-	cred, poll := secret.New("fm_"), secret.New("fp_")
-	a, err := p.Enroll(ctx, wire.EnrollRequest{InstallationDigest: r.Installation.Digest().Hex(), CredentialDigest: cred.Digest().Hex(),
-		PollDigest: poll.Digest().Hex(), Report: r.Report})
-	if err != nil && fault.Of(err).Code == wire.CodeUnauthorized {
+func Await(ctx context.Context, p approval.Plane, r Request) (Approved, error) {
+	cred := secret.New("fm_")
+	got, err := approval.Await(ctx, p, approval.Request{Installation: r.Installation.Digest(), Credential: cred.Digest(), Report: r.Report,
+		Show: r.Show, Notice: r.Notice})
+	if errors.Is(err, approval.ErrNotTaken) {
 		return Approved{}, errGate
 	}
 	if err != nil {
 		return Approved{}, err
 	}
-	r.Show(a)
-	life := min(time.Duration(a.ExpiresS*float64(time.Second)), maxLife)
-	ctx, cancel := context.WithTimeoutCause(ctx, life+overtime, errRanOut)
-	defer cancel()
-	every := between(a.PollS)
-	unheard := false // a poll's answer was lost
-	for {
-		select {
-		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), errRanOut) {
-				return Approved{}, errRanOut
-			}
-			return Approved{}, ctx.Err()
-		case <-time.After(every):
-		}
-		got, err := p.PollEnroll(ctx, poll)
-		var f *fault.Error
-		switch {
-		case err == nil && got.Status == wire.EnrollApproved:
-			if !wire.IsMachineID(got.Machine) || got.Generation < 1 {
-				return Approved{}, errors.New("the plane approved, and named no machine")
-			}
-			return Approved{got, cred}, nil
-		case err == nil:
-			unheard = false
-			if got.PollS > 0 {
-				every = between(got.PollS)
-			}
-		case ctx.Err() != nil:
-		case errors.As(err, &f) && f.Code == wire.CodeUnauthorized && unheard:
-			return Approved{}, errOver.WithHint("an answer of the plane was lost on the way; if the machine was approved, running this again and approving it once more finishes")
-		case errors.As(err, &f) && f.Code == wire.CodeUnauthorized:
-			return Approved{}, errOver
-		default:
-			if !unheard {
-				r.Notice("%s; trying on", err)
-			}
-			unheard = true
-		}
-	}
+	return Approved{got, cred}, nil
 }
 
-func between(s float64) time.Duration {
-	return min(max(time.Duration(s*float64(time.Second)), minPoll), maxPoll)
-}
-
-// What a machine learns when nobody approved it: the plane tells no more.
-var (
-	errOver = fault.New(fault.NeedPerson, "not_approved", "the request is over: it was refused, or its time ran out").
-		WithHint("run this again for a new code")
-	errGate = fault.New(fault.Refused, wire.CodeUnauthorized, "the plane does not take requests of this machine: it has a gate, and another token than was given").
-		WithHint("--gate-token-file FILE names the file with the token; the plane's planed status shows which version counts")
-	errRanOut = fault.New(fault.NeedPerson, "not_approved", "nobody approved the machine in time").
-			WithHint("run this again for a new code")
-)
+var errGate = fault.New(fault.Refused, wire.CodeUnauthorized, "the plane does not take requests of this machine: it has a gate, and another token than was given").
+	WithHint("--gate-token-file FILE names the file with the token; the plane's planed status shows which version counts")
 
 // Document is the credential as the store of this machine takes it. gate is the
 // token that the enrolment came through the plane's gate with, or nil.

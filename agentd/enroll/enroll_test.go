@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"fleet.example/fleet/core/approval"
 	"fleet.example/fleet/core/artifact"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
@@ -111,7 +112,7 @@ func TestWaitingEnds(t *testing.T) {
 			if f := fault.Of(err); f == nil || f.Exit != c.exit || !strings.Contains(f.Msg, c.want) {
 				t.Errorf("%s: %v", name, err)
 			}
-			if d := time.Since(start); d > 600*time.Second+overtime {
+			if d := time.Since(start); d > 600*time.Second+approval.Overtime {
 				t.Errorf("%s: %s", name, d)
 			}
 			lostOne := strings.Contains(name, "lost")

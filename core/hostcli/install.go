@@ -29,6 +29,10 @@ first-check, match. It may be interrupted anywhere and run again.
 A host key that is not pinned yet is shown and must be confirmed: by answering,
 by --fingerprint, or by naming the evidence that counts with --trust.
 
+Without a session on the plane, a terminal shows a short code, and the install
+waits until somebody who is logged in, anywhere, has approved it (fleet approve
+CODE, or the plane's page); the machine is theirs then.
+
 With --hosts, each line of FILE is: HOST [fingerprint=SHA256:…] [name=NAME]
 [label.KEY=VALUE]. Each host has one result, as machines have that are selected
 (see help selectors), with "document", what --json prints for one host: a line
@@ -76,6 +80,10 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 		return err
 	}
 	p, client, err := e.plane()
+	stranger := err != nil && many == ""
+	if stranger {
+		p, client, err = withoutSession(c, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -88,6 +96,9 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 	}
 	show := newProgress(c)
 	in.Report, in.Notice, in.Sent = show.step, show.notice, show.sent
+	if stranger {
+		in.Plane = &byCode{client: client, call: c, pause: show.done}
+	}
 	if c.Interactive() && !c.WantsJSON() {
 		in.Ask = show.ask(c)
 	}

@@ -56,6 +56,13 @@ type Plane interface {
 	Delete(ctx context.Context, id string) (wire.DeleteAnswer, error)
 }
 
+// Elsewhere is a Plane at which nobody here is logged in. Its Admit waits until
+// somebody who is, somewhere, has approved what Introduce said before.
+type Elsewhere interface {
+	Plane
+	Introduce(r wire.EnrollReport)
+}
+
 // Manager is a launched service-manager plugin.
 type Manager interface {
 	sdk.ServiceManager
@@ -140,13 +147,21 @@ type run struct {
 	was          string
 }
 
-// stepTimeout bounds each step by itself.
-const stepTimeout = 5 * time.Minute
+// stepTimeout bounds each step by itself. A person elsewhere may have to approve
+// the admission, whose code is good for ten minutes.
+const (
+	stepTimeout  = 5 * time.Minute
+	admitTimeout = 12 * time.Minute
+)
 
 // step runs one step and records it. do returns skipped=true if its result was
 // there already, and may say more in detail.
 func (r *run) step(ctx context.Context, name string, do func(ctx context.Context) (skipped bool, detail string, err error)) error {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	limit := stepTimeout
+	if name == "admit" {
+		limit = admitTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	begin := time.Now()
 	r.Notice("%s", name)
@@ -207,6 +222,14 @@ func (r *run) close() {
 
 // admit makes or finds the machine's row. Only digests travel.
 func (r *run) admit(ctx context.Context) (bool, string, error) {
+	if p, ok := r.Plane.(Elsewhere); ok {
+		if r.found.credential { // whose it is, only the plane tells, and only to who is logged in
+			return false, "", fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%s has been admitted before, and nobody is logged in here", r.o.Host).
+				WithHint("fleet login %s, and run this again", r.PlaneURL)
+		}
+		p.Introduce(wire.EnrollReport{Host: r.facts.HostName, Account: r.facts.User, OS: r.facts.GOOS, Arch: r.facts.GOARCH,
+			Version: r.art.Manifest.Version, Scope: r.scope, ServiceManager: r.managerName()})
+	}
 	fresh := secret.New("fm_")
 	a, err := r.Plane.Admit(ctx, wire.AdmitRequest{
 		InstallationDigest: r.installation.Digest().Hex(), CredentialDigest: fresh.Digest().Hex(),
