@@ -129,6 +129,10 @@ func start(o *serveOpts) (_ *server, err error) {
 		if s.sink, err = audit.OpenSink(o.AuditSink, head); err != nil {
 			return nil, err
 		}
+		if err = s.sinkFits(); err != nil {
+			s.sink.Close()
+			return nil, err
+		}
 	}
 	if err = s.openGate(); err != nil {
 		return nil, err
@@ -147,6 +151,26 @@ func start(o *serveOpts) (_ *server, err error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// sinkFits refuses a store whose chain does not hold what was copied out of it:
+// somebody shortened it, or it is an older copy. The sink cannot be ahead
+// otherwise, since it follows what is durable.
+func (s *server) sinkFits() error {
+	last := s.sink.Last()
+	if last.Seq == 0 {
+		return nil
+	}
+	doc, err := s.store.Audit(context.Background(), store.AuditFilter{After: last.Seq - 1, Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(doc.Entries) == 1 && audit.Head(doc.Entries[0]) == last {
+		return nil
+	}
+	return fault.New(fault.Refused, "audit_truncated", "the audit log in the store is not the one that %s was copied from: entry %d there is not in the store, which ends at entry %d",
+		s.opts.AuditSink, last.Seq, doc.Head.Seq).
+		WithHint("the store was shortened, or is an older copy; fleet audit verify compares it with what was seen before. After planed restore begin another file: move this one away")
 }
 
 func openCertificates(o *serveOpts, own *authority) (certificates, error) {

@@ -2,6 +2,7 @@ package planed_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -11,7 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/bbolt"
+
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/wire"
+	"fleet.example/fleet/planed/audit"
 )
 
 // copied are the entries that an audit sink's lines hold.
@@ -74,6 +80,92 @@ func TestTheAuditSinkIsTheChain(t *testing.T) {
 	}
 	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {
 		t.Error(st.Mode(), err)
+	}
+}
+
+// TestAShortenedAuditLogIsNoticed: over restarts and a crash the chain goes on;
+// when its end is cut off in the store's file, or an entry in the middle is
+// replaced, the plane refuses to serve beside a copy that knows better, its
+// check names the place, and a person who saw the later head is told.
+func TestAShortenedAuditLogIsNoticed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	p := newPlane(t, "--audit-sink", file)
+	owner := p.owner()
+	for i, end := range []func(){func() { p.term() }, p.kill, func() { p.term() }} {
+		b := p.newBox()
+		b.admit(owner, fmt.Sprintf("box-%d", i))
+		head, err := owner.AuditHead(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.until("the copy is whole", func() bool {
+			out, err := os.ReadFile(file)
+			all := copied(t, string(out))
+			return err == nil && len(all) > 0 && all[len(all)-1].Seq >= head.Seq
+		})
+		end()
+		p.start()
+	}
+	all, err := owner.Audit(t.Context(), planeclient.AuditFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := audit.Genesis
+	for _, e := range all.Entries {
+		if head, err = audit.Next(head, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if head != all.Head || head.Seq < 5 {
+		t.Fatalf("the chain of %d entries ends at %+v", len(all.Entries), head)
+	}
+	p.term()
+	whole, err := os.ReadFile(filepath.Join(p.dir, "plane.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, harm := range map[string]func(b *bbolt.Bucket) error{
+		"its end cut off": func(b *bbolt.Bucket) error { k, _ := b.Cursor().Last(); return b.Delete(k) },
+		"an entry at its end replaced": func(b *bbolt.Bucket) error {
+			k, v := b.Cursor().Last()
+			var e wire.AuditEntry
+			if err := json.Unmarshal(v, &e); err != nil {
+				return err
+			}
+			before := wire.AuditHead{Seq: e.Seq - 1, Hash: e.Prev}
+			v, err := json.Marshal(audit.Link(before, audit.Event{At: e.At.Time, Actor: "person:eve", Action: e.Action, Subject: e.Subject}))
+			if err != nil {
+				return err
+			}
+			return b.Put(k, v)
+		},
+	} {
+		edit(t, p.dir, func(tx *bbolt.Tx) error { return harm(tx.Bucket([]byte("audit"))) })
+		if _, errOut, exit := planed(t, "serve", "--data", p.dir, "--listen", "127.0.0.1:0", "--audit-sink", file); exit != fault.Refused || !strings.Contains(errOut, "audit log in the store") {
+			t.Errorf("%s: exit %d: %s", name, exit, errOut)
+		}
+		if err := os.WriteFile(filepath.Join(p.dir, "plane.db"), whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One in the middle: the store's own check sees it.
+	edit(t, p.dir, func(tx *bbolt.Tx) error {
+		b := tx.Bucket([]byte("audit"))
+		k, _ := b.Cursor().First()
+		c := b.Cursor()
+		c.Seek(k)
+		k, _ = c.Next()
+		return b.Delete(k)
+	})
+	if out, errOut, exit := planed(t, "check", "--data", p.dir); exit == 0 || !strings.Contains(out+errOut, "audit") {
+		t.Errorf("exit %d: %s%s", exit, out, errOut)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "plane.db"), whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.start() // whole again, it serves
+	if now, err := owner.AuditHead(t.Context()); err != nil || now.Seq < head.Seq {
+		t.Errorf("%+v %v", now, err)
 	}
 }
 

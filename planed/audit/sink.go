@@ -28,6 +28,7 @@ type Source interface {
 // and what it missed it gets later. A file goes on after its last entry, also
 // over a restart; syslog cannot be asked and begins with what is new.
 type Sink struct {
+	last  wire.AuditHead // of a file, where it goes on
 	from  uint64
 	write func(line []byte) error
 	close func() error
@@ -50,12 +51,12 @@ func OpenSink(target string, head wire.AuditHead) (*Sink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the audit sink: %w", err)
 	}
-	from, end, err := lastSeq(f)
+	last, end, err := lastEntry(f)
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("cannot read the audit sink %s: %w", target, err)
 	}
-	return &Sink{from: from, close: f.Close, write: func(b []byte) error {
+	return &Sink{last: last, from: last.Seq, close: f.Close, write: func(b []byte) error {
 		n, err := f.Write(b)
 		if err != nil && n > 0 { // a full disk took the beginning of the line
 			if cut := f.Truncate(end); cut != nil {
@@ -68,9 +69,15 @@ func OpenSink(target string, head wire.AuditHead) (*Sink, error) {
 	}}, nil
 }
 
-// lastSeq finds the last whole entry and cuts off a line that a crash or a
+// Last is the entry that a file ended with when it was opened; Seq 0: none.
+func (s *Sink) Last() wire.AuditHead { return s.last }
+
+// Close ends a sink that Run was not called of.
+func (s *Sink) Close() error { return s.close() }
+
+// lastEntry finds the last whole entry and cuts off a line that a crash or a
 // full disk left torn. end is where the file then ends.
-func lastSeq(f *os.File) (last uint64, end int64, err error) {
+func lastEntry(f *os.File) (last wire.AuditHead, end int64, err error) {
 	r := bufio.NewReaderSize(f, 64<<10)
 	for {
 		line, err := r.ReadBytes('\n')
@@ -78,15 +85,16 @@ func lastSeq(f *os.File) (last uint64, end int64, err error) {
 			break
 		}
 		if err != nil {
-			return 0, 0, err
+			return last, 0, err
 		}
 		var e struct {
-			Seq uint64 `json:"seq"`
+			Seq  uint64 `json:"seq"`
+			Hash string `json:"hash"`
 		}
 		if err := json.Unmarshal(bytes.TrimSpace(line), &e); err != nil {
-			return 0, 0, fmt.Errorf("a line is no audit entry: %s", err)
+			return last, 0, fmt.Errorf("a line is no audit entry: %s", err)
 		}
-		last, end = e.Seq, end+int64(len(line))
+		last, end = wire.AuditHead{Seq: e.Seq, Hash: e.Hash}, end+int64(len(line))
 	}
 	return last, end, f.Truncate(end)
 }

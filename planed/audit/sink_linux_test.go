@@ -63,7 +63,7 @@ func TestAFullDiskTearsNoLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if last, _, err := lastSeq(f); err != nil || last != all[len(all)-1].Seq {
-		t.Errorf("%d, %v", last, err)
+	if last, _, err := lastEntry(f); err != nil || last != Head(all[len(all)-1]) {
+		t.Errorf("%+v, %v", last, err)
 	}
 }

@@ -71,7 +71,7 @@ func ParseOSRelease(text string) map[string]string {
 	m := map[string]string{}
 	for line := range strings.Lines(text) {
 		k, v, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if !ok || strings.HasPrefix(k, "#") {
+		if !ok || k == "" || strings.HasPrefix(k, "#") {
 			continue
 		}
 		if n := len(v); n >= 2 && (v[0] == '"' || v[0] == '\'') && v[n-1] == v[0] {
