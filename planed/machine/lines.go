@@ -12,6 +12,11 @@ package machine
 // restart makes the old line go on once. Of two machines both lines go on, in
 // turns; at turnsOfTwo of them with no new line in between, two it is.
 //
+// One machine looks like that only where both accidents happen to it around one
+// restart: its memory goes back to before it, and a check arrives late across
+// it. Then the old line goes on twice, and the new one between. A person who
+// looks finds one machine.
+//
 // The lines are kept in memory alone. A plane that restarts sees them again
 // within some checks.
 type Lines struct {
