@@ -46,6 +46,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"Sequence", sequence},
 		{"Ownership", ownership},
 		{"Rotation", rotation},
+		{"Rungs", rungs},
 		{"RotationsUnderWay", rotationsUnderWay},
 		{"RequestsClearOnlyByTheirValue", requests},
 		{"NameAdoption", names},
