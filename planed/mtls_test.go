@@ -666,3 +666,66 @@ func TestWithoutTheListenerNobodyIsAskedToClimb(t *testing.T) {
 		t.Errorf("%d %s %v", status, out, err)
 	}
 }
+
+// TestBehindAGateASleeperOfTheMTLSRungGetsBackIn: its certificate has ended and
+// its gate token was replaced. It asks for a certificate and fetches the token in
+// front of the gate; its bearer alone brings it no token. // R26, R27
+func TestBehindAGateASleeperOfTheMTLSRungGetsBackIn(t *testing.T) {
+	p, mtls := newMTLSPlane(t)
+	c := p.owner()
+	m := p.climb(c, mtls, "box")
+	if code := p.term(); code != 0 {
+		t.Fatal(code)
+	}
+	file := filepath.Join(t.TempDir(), "gate")
+	if out, errOut, exit := planed(t, "gate", "new", file, "--version", "7"); exit != 0 {
+		t.Fatal(out, errOut)
+	}
+	p.flags = append(p.flags, "--gate-token-file", file)
+	p.start()
+	if status, _, err := m.post(wire.PathCheck, m.secret, running); err != nil || status != http.StatusUnauthorized {
+		t.Error(status, err)
+	}
+	if status, body := m.certify(m.key, nil); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	if status, body := m.over(m.cert, wire.PathCheck, running); status != http.StatusUnauthorized {
+		t.Errorf("without the token a check gets %d %s", status, body)
+	}
+	fetch := func(via *http.Client, url, auth string) (int, wire.Material) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+wire.PathMaterial+"/"+wire.MaterialGate+"/7", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if auth != "" {
+			req.Header.Set("Authorization", auth)
+		}
+		resp, err := via.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var doc wire.Material
+		json.NewDecoder(resp.Body).Decode(&doc)
+		return resp.StatusCode, doc
+	}
+	if status, _ := fetch(m.http, p.url, "Bearer "+m.id+"."+m.secret.Reveal()); status != http.StatusUnauthorized {
+		t.Errorf("the bearer alone fetches the token: %d", status)
+	}
+	status, doc := fetch(m.with(m.cert), mtls, "")
+	if status != http.StatusOK || doc.Value != valueOf(t, file).Value {
+		t.Fatalf("%d", status)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, mtls+wire.PathCheck, strings.NewReader(running))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(wire.HeaderCheck, "instance=z; seq=1")
+	req.Header.Set(wire.HeaderGate, doc.Value)
+	resp, err := m.with(m.cert).Do(req)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatal(resp, err)
+	}
+	resp.Body.Close()
+}
