@@ -19,7 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 )
@@ -58,10 +57,11 @@ func mapWallOffset() *int64 {
 
 // Build builds commands of this module into dir.
 func Build(ctx context.Context, dir string, names ...string) error {
-	src := filepath.Join(runtime.GOROOT(), "src", "time")
-	if out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output(); err == nil {
-		src = filepath.Join(strings.TrimSpace(string(out)), "src", "time")
+	out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+	if err != nil {
+		return err
 	}
+	src := filepath.Join(strings.TrimSpace(string(out)), "src", "time")
 	b, err := os.ReadFile(filepath.Join(src, "time.go"))
 	if err != nil {
 		return err
