@@ -149,7 +149,7 @@ func TestTheKeyThatThePlaneKnowsIsOnTheDisk(t *testing.T) {
 				if err := s.Promote(); err != nil {
 					return err
 				}
-				if h, err = s.Certified(h, a.answer(t, h, now.Add(time.Minute), time.Hour), "https://plane.example"); err != nil {
+				if _, err = s.Certified(h, a.answer(t, h, now.Add(time.Minute), time.Hour), "https://plane.example"); err != nil {
 					return err
 				}
 				if !s.Current().Same(p.key) || s.Next() != nil {
