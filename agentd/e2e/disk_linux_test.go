@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"fleet.example/fleet/agentd/fakeplane"
 	"fleet.example/fleet/core/agentclient"
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -134,5 +136,28 @@ func TestFullDiskMakesABlockedSessionWaitNotLose(t *testing.T) { // R34
 	}
 	if !bytes.Equal(got.b, want.Bytes()) {
 		t.Fatalf("%d bytes of %d", len(got.b), want.Len())
+	}
+}
+
+func TestAWriteToAFullDiskChangesNothing(t *testing.T) {
+	m := onSmallDisk(t)
+	_, doc := fakeplane.Start(t)
+	m.install(doc)
+	m.start()
+	file := m.data + "/config"
+	if err := os.WriteFile(file, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	free := m.fill()
+	defer free()
+	_, err := m.client().Write(ctx(t), file, agentclient.Put{}, strings.NewReader(strings.Repeat("new", 1<<20)))
+	if f := fault.Of(err); err == nil || f.Code != wire.CodeDiskFull {
+		t.Errorf("%v", err)
+	}
+	if got := read(t, file); got != "old" {
+		t.Errorf("%.20q", got)
+	}
+	if l, _ := filepath.Glob(m.data + "/.fleet-tmp-*"); len(l) != 0 {
+		t.Errorf("left: %v", l)
 	}
 }

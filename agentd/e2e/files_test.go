@@ -15,7 +15,6 @@ import (
 	"sync"
 	"testing"
 
-	"fleet.example/fleet/agentd/fakeplane"
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/secret"
@@ -252,26 +251,3 @@ func TestAWriteThatIsCutChangesNothing(t *testing.T) {
 type reader func([]byte) (int, error)
 
 func (r reader) Read(p []byte) (int, error) { return r(p) }
-
-func TestAWriteToAFullDiskChangesNothing(t *testing.T) {
-	m := onSmallDisk(t)
-	_, doc := fakeplane.Start(t)
-	m.install(doc)
-	m.start()
-	file := m.data + "/config"
-	if err := os.WriteFile(file, []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	free := m.fill()
-	defer free()
-	_, err := m.client().Write(ctx(t), file, agentclient.Put{}, strings.NewReader(strings.Repeat("new", 1<<20)))
-	if f := fault.Of(err); err == nil || f.Code != wire.CodeDiskFull {
-		t.Errorf("%v", err)
-	}
-	if got := read(t, file); got != "old" {
-		t.Errorf("%.20q", got)
-	}
-	if l, _ := filepath.Glob(m.data + "/.fleet-tmp-*"); len(l) != 0 {
-		t.Errorf("left: %v", l)
-	}
-}
