@@ -167,7 +167,10 @@ shift 5
 trap 'rm -rf "$u" "$a"' EXIT
 mkdir "$u" && chmod 700 "$u" || exit 1
 cd "$u" || exit 1
-gzip -dc < "$a" 2>/dev/null | tar -xf - 2>/dev/null || { echo "the archive does not unpack: a full disk, or other bytes arrived than were sent" >&2; exit 93; }
+e=$({ LC_ALL=C gzip -dc < "$a" | LC_ALL=C tar -xf -; } 2>&1) || case $e in
+*"o space left"* | *uota*) echo "$d: no space left on device" >&2; exit 1 ;;
+*) echo "the archive does not unpack: other bytes arrived than were sent" >&2; exit 93 ;;
+esac
 check_links "$@" || { echo "a link in the archive is not the one that was signed" >&2; exit 93; }
 check_sums || { echo "a file in the archive is not the one that was signed" >&2; exit 93; }
 flush * .
