@@ -92,7 +92,12 @@ func read(path string) (*token, error) {
 var errEmpty = errors.New("planed gate new FILE makes one")
 
 // Files are what a plane's host holds.
-type Files struct{ primary, secondary *token }
+type Files struct {
+	primary, secondary *token
+	// twice is set when the secondary file has the primary's value, as after a
+	// crash in the middle of Erase. It counts as none and is still to be removed.
+	twice bool
+}
 
 // Use is what a presented value was.
 type Use struct {
@@ -148,7 +153,7 @@ func (g *Gate) Read() (Files, error) {
 	case err != nil:
 		return Files{}, err
 	case secret.Match(f.secondary.value.Digest(), f.primary.value.Digest()) >= 0:
-		f.secondary = nil
+		f.secondary, f.twice = nil, true
 	case f.secondary.version == f.primary.version:
 		return Files{}, fmt.Errorf("cannot use the gate tokens: %s and %s hold two values of version %d", g.primary, g.secondary, f.primary.version)
 	}
@@ -341,8 +346,10 @@ func (g *Gate) Erase(keep int64) error {
 	return nil
 }
 
-// Only reports whether the files hold one version alone.
+// Only reports whether the files hold one version alone, and once.
 func (g *Gate) Only(version int64) bool {
-	ts := g.tokens()
-	return len(ts) == 1 && ts[0].version == version
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.held
+	return h.primary != nil && h.primary.version == version && h.secondary == nil && !h.twice
 }

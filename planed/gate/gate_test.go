@@ -322,7 +322,7 @@ func FuzzFile(f *testing.F) {
 
 func BenchmarkJudge(b *testing.B) {
 	g := New("a", "b")
-	g.Hold(Files{&token{1, secret.Of(oldValue)}, &token{2, secret.Of(newValue)}})
+	g.Hold(Files{primary: &token{1, secret.Of(oldValue)}, secondary: &token{2, secret.Of(newValue)}})
 	g.Apply(rotation.State{Version: 2, Digest: secret.Of(newValue).Digest(), Second: 1, SecondDigest: secret.Of(oldValue).Digest()})
 	b.ReportAllocs()
 	for b.Loop() {

@@ -72,8 +72,9 @@
 //     written like the times of checks, so a crash may lose the last few seconds
 //     of them. Quiet therefore begins anew when the store is opened, and what
 //     counts for a machine, P(m), is durable before each answer.
-//   - in narrow: see above. After the files were erased and before the end is
-//     recorded, the state accepts what the files hold, and the end follows.
+//   - in narrow: see above. After the files were erased, wholly or but for
+//     one that holds the same value again, and before the end is recorded, the
+//     state accepts what the files hold, and narrowing goes on to its end.
 //   - the command that drives it may die at any time: the plane goes on. It
 //     stays in roll for as long as there is a straggler, and says who it is.
 //

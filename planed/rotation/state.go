@@ -188,8 +188,11 @@ func (s *State) adoptOne(only Holding, secondary *Holding, now time.Time) ([]aud
 	if secondary != nil || only.Version == r.From && r.ToDigest.IsZero() {
 		return nil, nil
 	}
-	if r.Step == wire.StepNarrow && only.Version != s.Target() {
-		return nil, &RetiredError{s.Kind, only.Version, false}
+	if r.Step == wire.StepNarrow {
+		if only.Version != s.Target() {
+			return nil, &RetiredError{s.Kind, only.Version, false}
+		}
+		return nil, nil // it was erased and the end not recorded: narrowing goes on and finds nothing left
 	}
 	r.EndedAt, r.Outcome = now, wire.RotationDone
 	if only.Version == r.From {

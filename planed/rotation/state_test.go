@@ -262,7 +262,7 @@ func TestAdoptKnowsWhatWasRetired(t *testing.T) {
 		"only the old one, not made yet":      {at(t, wire.StepWiden, false), one, nil, false, 1, true},
 		"only the new one in the middle":      {at(t, wire.StepRoll, false), two, nil, false, 2, false},
 		"only the old one in the middle":      {at(t, wire.StepRoll, false), one, nil, false, 1, false},
-		"only the new one while it narrows":   {at(t, wire.StepNarrow, false), two, nil, false, 2, false},
+		"only the new one while it narrows":   {at(t, wire.StepNarrow, false), two, nil, false, 1, true}, // its end is the engine's
 		"only the old one while it narrows":   {at(t, wire.StepNarrow, false), one, nil, true, 1, true},
 		"another number beside in the middle": {at(t, wire.StepRoll, false), one, &three, true, 1, true},
 	} {
