@@ -253,20 +253,13 @@ func (s *Store) Promote() error {
 
 // Retire puts the current key away, and the one on its way: the plane takes the
 // bearer.
-func (s *Store) Retire() error {
-	s.io.Lock()
-	defer s.io.Unlock()
-	unlock, err := s.begin()
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return s.wrote(s.retire(current))
-}
+func (s *Store) Retire() error { return s.putAway(current) }
 
 // Abandon puts the key on its way away, after the plane said that it will not
 // have it.
-func (s *Store) Abandon() error {
+func (s *Store) Abandon() error { return s.putAway(next) }
+
+func (s *Store) putAway(i slot) error {
 	s.io.Lock()
 	defer s.io.Unlock()
 	unlock, err := s.begin()
@@ -274,7 +267,7 @@ func (s *Store) Abandon() error {
 		return err
 	}
 	defer unlock()
-	return s.wrote(s.retire(next))
+	return s.wrote(s.retire(i))
 }
 
 func (s *Store) retire(i slot) error {

@@ -118,7 +118,12 @@ func (r *Row) Judge(presented secret.Digest) Standing {
 }
 
 func (r *Row) judge(presented secret.Digest) Standing {
-	i := secret.Match(presented, r.Current, r.Next, r.Superseded[0], r.Superseded[1])
+	return r.standing(secret.Match(presented, r.Current, r.Next, r.Superseded[0], r.Superseded[1]))
+}
+
+// standing is what the i-th of a row's secrets or keys means: the current one,
+// the next, and those before; negative is none of them.
+func (r *Row) standing(i int) Standing {
 	switch {
 	case i < 0:
 		return Unknown

@@ -28,19 +28,7 @@ type Keys struct {
 // JudgeKey says what a certificate that carries the key means to the row. The
 // certificate itself was verified before.
 func (r *Row) JudgeKey(key secret.Digest) Standing {
-	i := secret.Match(key, r.Keys.Key, r.Keys.Next, r.Keys.Past)
-	switch {
-	case i < 0:
-		return Unknown
-	case r.Deleted:
-		return Revoked
-	case i == 0:
-		return Current
-	case i == 1:
-		return Next
-	default:
-		return Behind
-	}
+	return r.standing(secret.Match(key, r.Keys.Key, r.Keys.Next, r.Keys.Past))
 }
 
 // UseKey records that a certificate was presented, like Use. The first use of a
