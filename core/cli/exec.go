@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -167,22 +166,34 @@ func execRequest(c *command.Call) (*wire.SessionRequest, error) {
 // maxEnvFile bounds a file of variables.
 const maxEnvFile = 1 << 20
 
-// readEnv reads K=V lines; blank ones and those that begin with # are skipped.
-// Its errors never quote a line: the values are what the file is for.
+// readEnv reads a file of variables, or standard input.
 func readEnv(c *command.Call, name string, env map[string]string) error {
-	r := c.Stdin
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return fmt.Errorf("cannot read variables: %w", err)
-		}
-		defer f.Close()
-		r = f
+	if name == "-" {
+		return parseEnv(c.Stdin, "standard input", env)
 	}
-	sc := bufio.NewScanner(io.LimitReader(r, maxEnvFile))
-	sc.Buffer(nil, maxEnvFile)
-	for n := 1; sc.Scan(); n++ {
-		line := sc.Text()
+	f, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("cannot read variables: %w", err)
+	}
+	defer f.Close()
+	return parseEnv(f, name, env)
+}
+
+// parseEnv reads K=V lines; blank ones and those that begin with # are skipped.
+// Its errors never quote a line: the values are what the file is for. A file
+// that is too large is refused whole, since a part of it is another environment.
+func parseEnv(r io.Reader, name string, env map[string]string) error {
+	text, err := io.ReadAll(io.LimitReader(r, maxEnvFile+1))
+	if err != nil {
+		return fmt.Errorf("cannot read variables: %w", err)
+	}
+	if len(text) > maxEnvFile {
+		return fault.Usagef("%s: more than %d bytes of variables", name, maxEnvFile)
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		line = strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r")
 		if t := strings.TrimSpace(line); t == "" || t[0] == '#' {
 			continue
 		}
@@ -191,9 +202,6 @@ func readEnv(c *command.Call, name string, env map[string]string) error {
 			return fault.Usagef("%s: line %d is not K=V", name, n)
 		}
 		env[k] = v
-	}
-	if err := sc.Err(); err != nil {
-		return fmt.Errorf("cannot read variables: %w", err)
 	}
 	return nil
 }

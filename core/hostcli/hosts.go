@@ -2,6 +2,8 @@ package hostcli
 
 import (
 	"bufio"
+	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"strings"
@@ -22,7 +24,8 @@ func parseHosts(r io.Reader, base install.Options) ([]install.Options, error) {
 	var out []install.Options
 	seen := map[string]bool{}
 	s := bufio.NewScanner(r)
-	for n := 1; s.Scan(); n++ {
+	n := 1
+	for ; s.Scan(); n++ {
 		words := strings.Fields(s.Text())
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
@@ -60,8 +63,10 @@ func parseHosts(r io.Reader, base install.Options) ([]install.Options, error) {
 			return nil, fault.Usagef("more than %d hosts", maxHosts)
 		}
 	}
-	if err := s.Err(); err != nil {
-		return nil, err
+	if err := s.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return nil, fault.Usagef("line %d of the hosts is longer than %d bytes", n, bufio.MaxScanTokenSize)
+	} else if err != nil {
+		return nil, fmt.Errorf("cannot read the hosts: %w", err)
 	}
 	if len(out) == 0 {
 		return nil, fault.Usagef("the list names no host")

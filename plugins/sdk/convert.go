@@ -3,6 +3,7 @@ package sdk
 import (
 	"io/fs"
 	"math"
+	"strings"
 	"time"
 
 	hostv1 "fleet.example/fleet/plugins/proto/fleet/host/v1"
@@ -187,7 +188,8 @@ func renderedFromWire(p *servicev1.RenderResponse) Rendered {
 
 func statusToWire(s Status) *servicev1.StatusResponse {
 	p := &servicev1.StatusResponse{
-		State: states.toEnum(s.State), Pid: uint32(max(s.PID, 0)), AtBoot: s.AtBoot, Detail: s.Detail,
+		State: states.toEnum(s.State), Pid: uint32(max(s.PID, 0)), AtBoot: s.AtBoot,
+		Detail: strings.ToValidUTF8(s.Detail, "\uFFFD"), // a manager's own words may be any bytes, and protobuf's are not
 	}
 	if !s.Since.IsZero() {
 		p.SinceS = s.Since.Unix()

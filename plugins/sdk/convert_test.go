@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
+
+	servicev1 "fleet.example/fleet/plugins/proto/fleet/service/v1"
 )
 
 // TestTypesSurviveTheWire: what one side says is what the other hears.
@@ -56,6 +59,18 @@ func TestTypesSurviveTheWire(t *testing.T) {
 			t.Fatalf("%+v became %+v", r, got)
 		}
 	})
+}
+
+// A manager's own words may be in any encoding; a status is not lost for it.
+func TestAStatusInAnyEncodingArrives(t *testing.T) {
+	b, err := proto.Marshal(statusToWire(Status{State: StateRunning, Detail: "l\xe4uft"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p servicev1.StatusResponse
+	if err := proto.Unmarshal(b, &p); err != nil || statusFromWire(&p).Detail != "l\uFFFDuft" {
+		t.Fatal(&p, err)
+	}
 }
 
 func TestShortTimeoutsNeverBecomeNone(t *testing.T) {

@@ -48,6 +48,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"Rotation", rotation},
 		{"Rungs", rungs},
 		{"RotationsUnderWay", rotationsUnderWay},
+		{"AskedByManyAtOnce", askedAtOnce},
 		{"RequestsClearOnlyByTheirValue", requests},
 		{"NameAdoption", names},
 		{"Reopen", reopen},
@@ -430,6 +431,38 @@ func rotationsUnderWay(t *testing.T, f Fixture) { // R16, R20
 	r, err := s.Edit(t.Context(), c.ID, store.Change{By: Owner, At: Base.Add(-time.Hour), Ask: &machine.Wish{Kind: "rotate", OlderThan: time.Hour}})
 	if err != nil || r.Asked.Rotate.IsZero() {
 		t.Fatal("a clock that was set back keeps a credential from rotating:", r, err)
+	}
+}
+
+// askedAtOnce has many ask for a rotation in the same moment, each with a time
+// of its own: they have asked once, and one answer is all that they wait for.
+func askedAtOnce(t *testing.T, f Fixture) { // R16
+	s := f.Open(t)
+	defer s.Close()
+	b := newBox(t, s, Owner)
+	b.send(t, s, b.Secret, Base)
+	const many = 32
+	got := make([]time.Time, many)
+	var all sync.WaitGroup
+	for i := range many {
+		all.Go(func() {
+			r, err := s.Edit(t.Context(), b.ID, store.Change{By: Owner, At: Base.Add(time.Duration(i+1) * time.Second), Ask: &machine.Wish{Kind: "rotate"}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got[i] = r.Asked.Rotate
+		})
+	}
+	all.Wait()
+	for _, at := range got {
+		if at.IsZero() || !at.Equal(got[0]) {
+			t.Fatal("not all wait for the same request:", got)
+		}
+	}
+	b.Body.Echo.Rotate = &got[0]
+	if out := b.send(t, s, b.Secret, Base.Add(time.Hour)); !out.Asked.Rotate.IsZero() {
+		t.Fatal("one answer left another request:", out.Asked)
 	}
 }
 

@@ -380,10 +380,13 @@ func parsePrint(out string) sdk.Status {
 				st.State = sdk.StateStopped
 			}
 		case "pid":
-			st.PID, _ = strconv.Atoi(v)
+			if pid, err := strconv.ParseInt(v, 10, 32); err == nil && pid > 0 {
+				st.PID = int(pid)
+			}
 		case "last exit code":
 			number, _, _ := strings.Cut(v, ":")
-			if n, err := strconv.Atoi(number); err == nil {
+			if code, err := strconv.ParseInt(number, 10, 32); err == nil {
+				n := int(code)
 				st.LastExit = &n
 			}
 		}

@@ -2,6 +2,8 @@ package launchd
 
 import (
 	"context"
+	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -176,6 +178,28 @@ func FuzzPropertyListRoundTrips(f *testing.F) {
 		}
 		if !slices.Equal(got.ProgramArguments, s.Argv) {
 			t.Fatalf("got %q, want %q", got.ProgramArguments, s.Argv)
+		}
+	})
+}
+
+// FuzzStatus: whatever the machine prints, the answer is one that a document can
+// carry.
+func FuzzStatus(f *testing.F) {
+	for _, s := range []string{"x = {\n\tstate = running\n\tpid = 7\n}", "state = not running\nlast exit code = 78: EX_CONFIG", "pid = -1\nlast exit code = -9223372036854775808", "state = \xff"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, out string) {
+		st := parsePrint(out)
+		switch st.State {
+		case sdk.StateUnknown, sdk.StateRunning, sdk.StateStarting, sdk.StateStopped, sdk.StateFailed, sdk.StateAbsent:
+		default:
+			t.Errorf("state %q", st.State)
+		}
+		if st.PID < 0 || st.PID > math.MaxInt32 || st.LastExit != nil && int(int32(*st.LastExit)) != *st.LastExit {
+			t.Errorf("%+v", st)
+		}
+		if _, err := json.Marshal(st); err != nil {
+			t.Error(err)
 		}
 	})
 }

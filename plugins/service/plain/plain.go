@@ -257,10 +257,11 @@ func parseStatus(out string) sdk.Status {
 	case sdk.StateRunning, sdk.StateStarting, sdk.StateStopped, sdk.StateFailed:
 		st.State = s
 	}
-	if pid, err := strconv.Atoi(f[1]); err == nil && pid > 0 {
-		st.PID = pid
+	if pid, err := strconv.ParseInt(f[1], 10, 32); err == nil && pid > 0 {
+		st.PID = int(pid)
 	}
-	if code, err := strconv.Atoi(f[2]); err == nil {
+	if n, err := strconv.ParseUint(f[2], 10, 16); err == nil {
+		code := int(n)
 		st.LastExit = &code
 	}
 	return st

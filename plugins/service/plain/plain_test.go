@@ -2,8 +2,10 @@ package plain
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -417,6 +419,28 @@ func FuzzArgvRoundTrips(f *testing.F) {
 		want := []string{filepath.Join(s.DataDir, "service/x"), s.LogFile, s.Latch, dir, arg, ""}
 		if got := strings.Split(string(out), "\x00"); strings.Join(got, "\x00") != strings.Join(want, "\x00") {
 			t.Fatalf("got %q, want %q", got, want)
+		}
+	})
+}
+
+// FuzzStatus: whatever the machine prints, the answer is one that a document can
+// carry.
+func FuzzStatus(f *testing.F) {
+	for _, s := range []string{"running 42 0\n", "failed 0 -", "stopped -7 99999999999", "a b c", "\xff \x00 1 2"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, out string) {
+		st := parseStatus(out)
+		switch st.State {
+		case sdk.StateUnknown, sdk.StateRunning, sdk.StateStarting, sdk.StateStopped, sdk.StateFailed, sdk.StateAbsent:
+		default:
+			t.Errorf("state %q", st.State)
+		}
+		if st.PID < 0 || st.PID > math.MaxInt32 || st.LastExit != nil && int(int32(*st.LastExit)) != *st.LastExit {
+			t.Errorf("%+v", st)
+		}
+		if _, err := json.Marshal(st); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -216,6 +216,11 @@ func (Manager) Status(ctx context.Context, h sdk.Host, s sdk.Spec) (sdk.Status, 
 	return parseStatus(string(r.Stdout)), nil
 }
 
+// maxTime is the first second of the year 10000, which no document can say.
+const maxTime = 253402300800
+
+// parseStatus reads what systemctl show prints. It runs on the machine, so what
+// it prints is anything.
 func parseStatus(out string) sdk.Status {
 	p := map[string]string{}
 	for line := range strings.Lines(out) {
@@ -224,13 +229,16 @@ func parseStatus(out string) sdk.Status {
 		}
 	}
 	st := sdk.Status{State: sdk.StateUnknown, Detail: strings.Trim(p["ActiveState"]+" ("+p["SubState"]+")", " ()")}
-	st.PID, _ = strconv.Atoi(p["MainPID"])
+	if pid, err := strconv.ParseInt(p["MainPID"], 10, 32); err == nil && pid > 0 {
+		st.PID = int(pid)
+	}
 	st.AtBoot = strings.HasPrefix(p["UnitFileState"], "enabled")
-	if sec, err := strconv.ParseInt(strings.TrimPrefix(p["StateChangeTimestamp"], "@"), 10, 64); err == nil && sec > 0 {
+	if sec, err := strconv.ParseInt(strings.TrimPrefix(p["StateChangeTimestamp"], "@"), 10, 64); err == nil && sec > 0 && sec < maxTime {
 		st.Since = time.Unix(sec, 0).UTC()
 	}
 	// ExecMainCode is the si_code of waitid: 1 exited, 2 killed, 3 dumped.
-	if n, err := strconv.Atoi(p["ExecMainStatus"]); err == nil {
+	if status, err := strconv.ParseUint(p["ExecMainStatus"], 10, 16); err == nil {
+		n := int(status)
 		switch p["ExecMainCode"] {
 		case "1":
 			st.LastExit = &n

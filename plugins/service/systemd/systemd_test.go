@@ -2,7 +2,9 @@ package systemd
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -334,6 +336,28 @@ func FuzzUnitRoundTrips(f *testing.F) {
 		latch, _, _ := strings.Cut(rest, "\n")
 		if strings.ReplaceAll(latch, "%%", "%") != s.Latch || latch != strings.TrimSpace(latch) || strings.HasSuffix(latch, `\`) {
 			t.Fatalf("latch %q, want %q", latch, s.Latch)
+		}
+	})
+}
+
+// FuzzStatus: whatever the machine prints, the answer is one that a document can
+// carry.
+func FuzzStatus(f *testing.F) {
+	for _, s := range []string{"LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=42\nUnitFileState=enabled\nStateChangeTimestamp=@1700000000\n", "LoadState=masked\n", "MainPID=-1\nStateChangeTimestamp=@9223372036854775807\nExecMainStatus=99999999999\nExecMainCode=2\n", "a\xff=b\nActiveState=failed"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, out string) {
+		st := parseStatus(out)
+		switch st.State {
+		case sdk.StateUnknown, sdk.StateRunning, sdk.StateStarting, sdk.StateStopped, sdk.StateFailed, sdk.StateAbsent:
+		default:
+			t.Errorf("state %q", st.State)
+		}
+		if st.PID < 0 || st.PID > math.MaxInt32 || st.LastExit != nil && int(int32(*st.LastExit)) != *st.LastExit {
+			t.Errorf("%+v", st)
+		}
+		if _, err := json.Marshal(st); err != nil {
+			t.Error(err)
 		}
 	})
 }
