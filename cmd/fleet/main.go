@@ -7,6 +7,7 @@ import (
 
 	"fleet.example/fleet/core/cli"
 	"fleet.example/fleet/core/command"
+	_ "fleet.example/fleet/core/quick/first" // before all others
 	"fleet.example/fleet/core/single"
 )
 

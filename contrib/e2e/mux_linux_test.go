@@ -18,6 +18,7 @@ import (
 
 	"fleet.example/fleet/contrib/lab"
 	"fleet.example/fleet/contrib/lab/wan"
+	"fleet.example/fleet/core/quick"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -64,6 +65,59 @@ func (w *world) sshConnections(h *lab.Host) int {
 		strings.Count(w.sh(h, "root", "ps -C sshd -o args= || true"), "sshd: dana@")
 }
 
+// listenIn has what the server sends to the next front that hands it a command
+// go through this process, and returns which frames there were.
+func (w *world) listenIn() (frames func() string) {
+	w.t.Helper()
+	found, err := filepath.Glob(w.dir + "/run/fleet/quick-*.sock")
+	if err != nil || len(found) != 1 {
+		w.t.Fatalf("%v %v", found, err)
+	}
+	at, real := found[0], found[0]+".real"
+	if err := os.Rename(at, real); err != nil {
+		w.t.Fatal(err)
+	}
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	kinds := make(chan string, 1)
+	go func() { // ends with the one front, or with the listener
+		defer close(kinds)
+		front, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer front.Close()
+		server, err := net.Dial("unix", real)
+		if err != nil {
+			return
+		}
+		defer server.Close()
+		go io.Copy(server, front) // ends with either
+		var saw strings.Builder
+		for {
+			kind, p, err := quick.ReadFrame(server, nil)
+			if err != nil {
+				break
+			}
+			saw.WriteByte(kind)
+			b, _ := quick.AppendFrame(nil, kind, p)
+			if _, err := front.Write(b); err != nil {
+				break
+			}
+		}
+		kinds <- saw.String()
+	}()
+	return func() string {
+		l.Close() // and removes its socket
+		if err := os.Rename(real, at); err != nil {
+			w.t.Error(err)
+		}
+		return <-kinds
+	}
+}
+
 func TestSharedConnections(t *testing.T) { // R5, R31, R32
 	w := newWorld(t)
 	h := w.host(lab.HostSpec{})
@@ -85,6 +139,32 @@ func TestSharedConnections(t *testing.T) { // R5, R31, R32
 		t.Errorf("%+v, %d connections at the host", m, w.sshConnections(h))
 	}
 
+	// A plain command is done by the server, with the front's streams, signals
+	// and exit code; one whose server is killed under it goes on by itself.
+	seen := w.listenIn()
+	if r := w.run("fleet", "exec", "box", "--", "sh", "-c", "echo out; echo err >&2; kill -KILL $$"); r.out != "out\n" || r.err != "err\n" || r.exit != 137 {
+		t.Error(r)
+	}
+	if got := seen(); !strings.HasPrefix(got, "s") || !strings.HasSuffix(got, "x") || !strings.Contains(got, "o") || !strings.Contains(got, "e") {
+		t.Errorf("the server sent %q", got)
+	}
+	told := w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c", "trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
+	var said lockedBuffer
+	told.Stdout = &said
+	if err := told.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("a command that waits", func() error {
+		if said.String() != "ready\n" {
+			return fmt.Errorf("%q", said.String())
+		}
+		return nil
+	})
+	told.Process.Signal(syscall.SIGTERM)
+	if told.Wait(); told.ProcessState.ExitCode() != 9 || said.String() != "ready\ncaught\n" {
+		t.Errorf("%v: %q", told.ProcessState, said.String())
+	}
+
 	// Input, output, exit codes and signals go through unchanged.
 	if r := w.input("in\x00put", "fleet", "exec", "-i", "box", "--", "sh", "-c", "cat; echo err >&2; exit 3"); r.out != "in\x00put" || r.err != "err\n" || r.exit != 3 {
 		t.Error(r)
@@ -104,9 +184,28 @@ func TestSharedConnections(t *testing.T) { // R5, R31, R32
 	}
 
 	// The server that was killed is replaced, or done without where nobody is
-	// at a terminal; a stale socket is in nobody's way.
+	// at a terminal; a stale socket is in nobody's way. What it was doing goes on.
+	counting := w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c", "i=0; while [ $i -lt 40 ]; do echo $i; i=$((i+1)); sleep 0.02; done; exit 5")
+	var counted lockedBuffer
+	counting.Stdout = &counted
+	if err := counting.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.poll("some output", func() error {
+		if !strings.Contains(counted.String(), "5\n") {
+			return fmt.Errorf("%q", counted.String())
+		}
+		return nil
+	})
 	syscall.Kill(m.PID, syscall.SIGKILL)
 	w.ended(m.PID)
+	var want strings.Builder
+	for i := range 40 {
+		fmt.Fprintln(&want, i)
+	}
+	if counting.Wait(); counting.ProcessState.ExitCode() != 5 || counted.String() != want.String() {
+		t.Errorf("%v: %q", counting.ProcessState, counted.String())
+	}
 	w.must("fleet", "exec", "box", "--", "true")
 	if again := w.mux(); again.Running {
 		t.Errorf("a server was started with nobody at a terminal: %+v", again)

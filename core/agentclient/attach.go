@@ -28,6 +28,9 @@ type Attachment struct {
 	Sizes   <-chan Size
 	Size    Size
 
+	// From is the output offset from which Run writes: a session that was begun
+	// before, and is begun again under its id, goes on there.
+	From int64
 	// Patience is how long a lost connection is tried again; 0 means
 	// DefaultPatience, negative not at all.
 	Patience time.Duration
@@ -63,7 +66,7 @@ var (
 // as the session exists, also when an error is returned.
 func (c *Client) Run(ctx context.Context, req wire.SessionRequest, a Attachment) (id string, exit *frame.ExitStatus, err error) {
 	req.Stdin = req.Stdin || a.Stdin != nil
-	f := newFollower(a, 0)
+	f := newFollower(a, a.From)
 	req.First = f.attach()
 	// A request that may have been sent is waited for: only its answer tells
 	// whether there is a session, which the signal then goes to.

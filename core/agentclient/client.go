@@ -66,6 +66,12 @@ func New(d Dialer) *Client {
 // Close drops kept connections.
 func (c *Client) Close() { c.tr.CloseIdleConnections() }
 
+// Ready brings the agent within reach: what is asked next is on its way at once.
+func (c *Client) Ready(ctx context.Context) error {
+	_, err := c.currentToken(ctx, false)
+	return err
+}
+
 // Error is a refusal of the agent.
 type Error struct {
 	Status int

@@ -32,6 +32,8 @@ type Reach struct {
 	// Open opens the way to a machine's agent. One machine's command and each
 	// part of a command on many call it alike.
 	Open func(ctx context.Context, c *command.Call, m fanout.Machine) (Target, error)
+	// Behalf is whose command it is, if it is another process's.
+	Behalf Behalf
 }
 
 // DataPath are the commands that talk to a machine's agent.

@@ -21,6 +21,7 @@ import (
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/frame"
+	"fleet.example/fleet/core/quick"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -48,6 +49,7 @@ output, with the command's exit code.`,
 			&ufcli.StringSliceFlag{Name: "env", Usage: "set `K=V` in its environment"},
 			&ufcli.StringFlag{Name: "env-file", Usage: "take its environment from `FILE`, - for standard input"},
 			&ufcli.BoolFlag{Name: "detach", Usage: "do not wait; print the session's id"},
+			&ufcli.StringFlag{Name: quick.RejoinFlag, Hidden: true, Usage: "go on with `SESSION@OFFSET`, which this command began"},
 		), spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
 			spec := spec
@@ -68,7 +70,7 @@ output, with the command's exit code.`,
 				return err
 			}
 			return sel.Each(ctx, c, machines, reached(reach, func(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client) (fanout.Outcome, error) {
-				return execOn(ctx, o, t, a, *req)
+				return execOn(ctx, reach.Behalf, o, t, a, *req)
 			}), nil)
 		}}
 }
@@ -92,11 +94,22 @@ func checkExec(c *command.Call, many bool) error {
 	return nil
 }
 
-func execOn(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client, req wire.SessionRequest) (fanout.Outcome, error) {
+func execOn(ctx context.Context, behalf Behalf, o *fanout.One, t Target, a *agentclient.Client, req wire.SessionRequest) (fanout.Outcome, error) {
 	if !o.Bool("detach") {
 		return remoteExit(attached(ctx, o, t, streams{input: req.Stdin, pty: req.PTY != nil, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 			if req.PTY != nil {
 				req.PTY.Rows, req.PTY.Cols = at.Size.Rows, at.Size.Cols
+			}
+			if f := o.String(quick.RejoinFlag); f != "" {
+				var err error
+				if req.ID, at.From, err = rejoined(f); err != nil {
+					return nil, err
+				}
+			}
+			if behalf != nil {
+				if err := begin(ctx, behalf, a, &req, &at); err != nil {
+					return nil, err
+				}
 			}
 			// While this is asked for, writing to a pipe that nobody reads is an
 			// error and does not end this process before it has ended the command.
@@ -263,7 +276,7 @@ func attached(parent context.Context, o *fanout.One, t Target, with streams, run
 	c := o.Call
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	defer cancel(nil)
-	forward, stop := signals(with.signals, cancel)
+	forward, stop := signals(c.IO, with.signals, cancel)
 	defer stop()
 	if err := parent.Err(); err != nil {
 		return err // the interrupt came before there was a command to pass it on to
@@ -313,9 +326,9 @@ func attached(parent context.Context, o *fanout.One, t Target, with streams, run
 }
 
 // signals passes the first interrupt on, if asked to, and cancels at the next.
-func signals(first bool, cancel context.CancelCauseFunc) (<-chan string, func()) {
+func signals(std command.IO, first bool, cancel context.CancelCauseFunc) (<-chan string, func()) {
 	got, out, done := make(chan os.Signal, 4), make(chan string, 4), make(chan struct{})
-	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	stop := std.Signals(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -324,7 +337,7 @@ func signals(first bool, cancel context.CancelCauseFunc) (<-chan string, func())
 			case <-done:
 				return
 			case s := <-got:
-				if n > 0 || !first {
+				if n > 0 || !first || s == syscall.SIGHUP { // the last: whose command it is has gone
 					cancel(context.Canceled)
 					continue
 				}
@@ -333,7 +346,7 @@ func signals(first bool, cancel context.CancelCauseFunc) (<-chan string, func())
 		}
 	}()
 	return out, func() {
-		signal.Stop(got)
+		stop()
 		close(done)
 		<-ended
 	}

@@ -19,22 +19,33 @@ import (
 
 // overLinks reaches machines over the links that are kept here.
 func overLinks() Reach {
-	s := &server{}
+	s := &server{resolver: settings.Resolver}
 	return Reach{Find: fanout.Linked, Open: s.link}
 }
 
 // server is the fleet-host that a command's targets go through, however many
 // they are.
 type server struct {
+	resolver func(getenv func(string) string) sshconfig.Resolver
+	own      Host // this process itself, if it is a fleet-host
+
 	mu    sync.Mutex
 	host  *mux.Server
 	users int
 }
 
+// Host opens streams to agents.
+type Host interface {
+	Do(ctx context.Context, h mux.Hello, route mux.Route) (net.Conn, *mux.Answer, error)
+}
+
 // take returns the server, opening it for the first that asks.
-func (s *server) take(ctx context.Context, c *command.Call) (*mux.Server, error) {
+func (s *server) take(ctx context.Context, c *command.Call) (Host, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.own != nil {
+		return s.own, nil
+	}
 	if s.host == nil {
 		o, err := operator.Mux(c)
 		if err != nil {
@@ -53,6 +64,9 @@ func (s *server) take(ctx context.Context, c *command.Call) (*mux.Server, error)
 func (s *server) leave() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.own != nil {
+		return nil
+	}
 	if s.users--; s.users > 0 {
 		return nil
 	}
@@ -75,7 +89,7 @@ func (s *server) link(ctx context.Context, c *command.Call, m fanout.Machine) (T
 	if err != nil {
 		return nil, err
 	}
-	route, err := settings.Resolver(c.Getenv).Chain(ctx, l.Host, flags)
+	route, err := s.resolver(c.Getenv).Chain(ctx, l.Host, flags)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +122,7 @@ func sayConfigured(c *command.Call, route *sshconfig.Chain) {
 // linked is a machine reached over its link.
 type linked struct {
 	server *server
-	host   *mux.Server
+	host   Host
 	m      fanout.Machine
 	hello  mux.Hello
 	route  *sshconfig.Chain
@@ -173,7 +187,10 @@ func (t *linked) Token(ctx context.Context, renew bool) (secret.Text, error) {
 		return secret.Text{}, err
 	}
 	t.warn(a.Warning)
-	return secret.Of(a.Token), conn.Close()
+	if conn != nil {
+		conn.Close() // it was for the question alone
+	}
+	return secret.Of(a.Token), nil
 }
 
 func (t *linked) warn(text string) {

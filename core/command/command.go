@@ -95,6 +95,42 @@ type IO struct {
 	Stdout io.Writer
 	Stderr io.Writer
 	Getenv func(string) string
+	// Notify relays signals until stop is called, as package signal does; nil
+	// means those of this process.
+	Notify func(c chan<- os.Signal, sig ...os.Signal) (stop func())
+}
+
+// Signals relays the given signals to c until stop is called.
+func (io IO) Signals(c chan<- os.Signal, sig ...os.Signal) (stop func()) {
+	if io.Notify != nil {
+		return io.Notify(c, sig...)
+	}
+	signal.Notify(c, sig...)
+	return func() { signal.Stop(c) }
+}
+
+// interruptible is a context that SIGINT and SIGTERM cancel.
+func (io IO) interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	if io.Notify == nil {
+		return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	got := make(chan os.Signal, 1)
+	stop := io.Notify(got, syscall.SIGINT, syscall.SIGTERM)
+	ended := make(chan struct{})
+	go func() { // ends with the context
+		defer close(ended)
+		select {
+		case <-got:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-ended
+		stop()
+	}
 }
 
 // OS is the process's own IO.
@@ -172,11 +208,13 @@ func JSONFlags(lines bool) []cli.Flag {
 }
 
 // Main runs the program and returns its exit code.
-func (a *App) Main(args []string, std IO) int {
-	ctx := context.Background()
+func (a *App) Main(args []string, std IO) int { return a.MainContext(context.Background(), args, std) }
+
+// MainContext is Main within a context.
+func (a *App) MainContext(ctx context.Context, args []string, std IO) int {
 	if a.Signals {
 		var stop context.CancelFunc
-		ctx, stop = signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+		ctx, stop = std.interruptible(ctx)
 		defer stop()
 	}
 	return a.run(ctx, args, std)

@@ -181,6 +181,9 @@ func listFlags(w io.Writer, flags []cli.Flag) {
 	}
 	fmt.Fprintf(w, "\nFlags:\n")
 	for _, f := range flags {
+		if v, ok := f.(cli.VisibleFlag); ok && !v.IsVisible() {
+			continue
+		}
 		var names []string
 		for _, n := range f.Names() {
 			if len(n) == 1 {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/muxserver"
+	"fleet.example/fleet/core/quickserver"
 	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/sshconn"
 	"fleet.example/fleet/core/state"
@@ -92,6 +94,7 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 		Trusted: e.stillTrusted, Outcome: e.recordOutcome, Build: programBuild(b),
 		Status: wire.Mux{PID: os.Getpid(), Version: b.Version, Socket: path, Since: wire.TimeOf(time.Now().UTC())},
 	}
+	var fronts *net.UnixListener
 	if shared == "" {
 		// Whoever started this process holds the other end of its standard input;
 		// when it ends, for whatever reason, this ends.
@@ -101,37 +104,84 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 		}()
 	} else {
 		l.SetUnlinkOnClose(false) // by then it may be another's
-		own, err := os.Lstat(path)
+		paths := []string{path}
+		if fronts, err = listenQuick(path, c.Getenv); err == nil {
+			defer fronts.Close()
+			paths = append(paths, fronts.Addr().String())
+		} // else, as where its longer name does not fit, every front does its own commands
+		own, err := socketsOf(paths...)
 		if err != nil {
 			return err
 		}
-		conf.Idle, conf.Retire = muxIdle, func() bool { return removeSocket(path, own) }
+		conf.Idle, conf.Retire = muxIdle, func() bool {
+			if !own.remove(path) {
+				return false
+			}
+			if fronts != nil {
+				fronts.Close()
+			}
+			return true
+		}
 		conf.Reachable = func() bool {
 			st, err := os.Lstat(path)
-			return err == nil && os.SameFile(st, own)
+			return err == nil && os.SameFile(st, own[path])
 		}
-		defer removeSocket(path, own)
+		defer own.remove(path)
 	}
 	s := muxserver.New(conf)
 	if err := json.NewEncoder(c.Stdout).Encode(mux.Ready{Socket: path}); err != nil {
 		return err
 	}
-	if shared != "" {
-		closeOutput(c.Stdout)
+	if shared == "" {
+		return s.Serve(ctx, l)
 	}
-	return s.Serve(ctx, l)
+	if err := letGo(c.Stdout); err != nil {
+		return err
+	}
+	var served sync.WaitGroup
+	if fronts != nil {
+		q := &quickCalls{server: s, build: conf.Build, socket: path, own: ours(os.Environ())}
+		served.Go(func() { quickserver.Serve(ctx, fronts, q.run) }) // ends with the context or the listener
+	}
+	err = s.Serve(ctx, l)
+	cancel()
+	served.Wait()
+	return err
 }
 
-// closeOutput lets go of whoever waited for this process to listen.
-func closeOutput(w io.Writer) {
-	if f, ok := w.(*os.File); ok {
-		f.Close()
+// letGo lets go of whoever waited for this process to listen. Its standard
+// output then leads nowhere: a closed one would be the next connection's.
+func letGo(w io.Writer) error {
+	f, ok := w.(*os.File)
+	if !ok {
+		return nil
 	}
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	return unix.Dup2(int(null.Fd()), int(f.Fd()))
 }
 
-// removeSocket takes a shared server's socket away if it is still its own. It
-// is false if another command is about to start a server.
-func removeSocket(path string, own os.FileInfo) bool {
+// sockets are the files of a shared server's sockets.
+type sockets map[string]os.FileInfo
+
+func socketsOf(paths ...string) (sockets, error) {
+	s := sockets{}
+	for _, p := range paths {
+		st, err := os.Lstat(p)
+		if err != nil {
+			return nil, err
+		}
+		s[p] = st
+	}
+	return s, nil
+}
+
+// remove takes the sockets away that are still the server's own. It is false if
+// another command is about to start a server at the path.
+func (s sockets) remove(path string) bool {
 	f, err := os.OpenFile(mux.LockOf(path), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return errors.Is(err, os.ErrNotExist) // with the directory, all that could be found there is gone
@@ -140,10 +190,13 @@ func removeSocket(path string, own os.FileInfo) bool {
 	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 		return false
 	}
-	if st, err := os.Lstat(path); err == nil && os.SameFile(st, own) {
-		return os.Remove(path) == nil
+	gone := true
+	for p, own := range s {
+		if st, err := os.Lstat(p); err == nil && os.SameFile(st, own) && os.Remove(p) != nil {
+			gone = false
+		}
 	}
-	return true
+	return gone
 }
 
 // programBuild is this program as its clients see it.

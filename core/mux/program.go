@@ -16,11 +16,11 @@ func Executable() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cannot find fleet's own directory: %w", err)
 	}
-	return hostProgram(self)
+	return HostProgram(self)
 }
 
-// hostProgram finds fleet-host beside the executable, or where a package puts it.
-func hostProgram(self string) (string, error) {
+// HostProgram finds fleet-host beside an executable, or where a package puts it.
+func HostProgram(self string) (string, error) {
 	if real, err := filepath.EvalSymlinks(self); err == nil {
 		self = real
 	}

@@ -20,6 +20,9 @@ const (
 	// work.
 	matchHolds = time.Minute
 	matchIn    = 30 * time.Second
+	// refillAfter is how long after its use a stream that was kept ready is
+	// replaced.
+	refillAfter = 10 * time.Millisecond
 )
 
 // agent is the agent of one machine behind one connection.
@@ -158,24 +161,26 @@ func (m minted) Token(context.Context, bool) (secret.Text, error) { return m.tok
 func (g *agent) dial(ctx context.Context, fresh bool) (net.Conn, error) {
 	if !fresh {
 		if far := g.spares.take(); far != nil {
-			g.refill()
+			g.refill(refillAfter) // what the stream is for goes first
 			return far, nil
 		}
 	}
 	far, err := g.reach.Dial(ctx)
 	if err == nil {
-		g.refill()
+		g.refill(0)
 	}
 	return far, err
 }
 
-// refill makes streams ready, unless each would be a process on the machine.
-func (g *agent) refill() {
+// refill makes streams ready, a moment later, unless each would be a process on
+// the machine.
+func (g *agent) refill(moment time.Duration) {
 	if g.reach.Bridged() {
 		return
 	}
 	for range g.spares.wanted() {
 		g.server.wg.Go(func() {
+			time.Sleep(moment)
 			ctx, cancel := context.WithTimeout(context.Background(), matchIn)
 			defer cancel()
 			far, err := g.reach.Dial(ctx)
@@ -192,7 +197,7 @@ func (g *agent) air() {
 	inUse := time.Since(g.used) < sparesFor
 	g.mu.Unlock()
 	if inUse {
-		g.refill()
+		g.refill(0)
 	}
 }
 

@@ -22,7 +22,9 @@ import (
 // asker is one client and what it asked for.
 type asker struct {
 	server *Server
-	conn   net.Conn
+	conn   net.Conn // nil: it is this process that asks
+	own    *Own
+	given  mux.Route // by this process
 	hello  mux.Hello
 
 	mu   sync.Mutex // of what is written
@@ -49,6 +51,9 @@ func (a *asker) write(m mux.Answer) error {
 // note tells the client's person something, if they want to hear it and are
 // still waiting.
 func (a *asker) note(format string, args ...any) {
+	if a.conn == nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.hello.Verbose && !a.done {
@@ -80,6 +85,10 @@ func (a *asker) await(ctx context.Context, t *attempt) error {
 
 // say passes on what a program on the way wrote.
 func (a *asker) say(text []byte) {
+	if a.conn == nil {
+		a.own.Stderr.Write(text)
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.hello.Hears && !a.done && len(text) > 0 {
@@ -89,6 +98,9 @@ func (a *asker) say(text []byte) {
 
 // route asks the client for the resolved way.
 func (a *asker) route() (*sshconfig.Chain, error) {
+	if a.conn == nil {
+		return a.given(), nil
+	}
 	a.mu.Lock()
 	err := a.write(mux.Answer{Need: true})
 	a.mu.Unlock()
@@ -111,6 +123,9 @@ func (a *asker) route() (*sshconfig.Chain, error) {
 // watch ends ctx when the client goes away before it was answered. The client
 // sends nothing while it waits; stop must be called before it may again.
 func (a *asker) watch(ctx context.Context) (_ context.Context, stop func()) {
+	if a.conn == nil {
+		return ctx, func() {}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() { // ends when stop sets a deadline in the past, or with the client

@@ -85,6 +85,7 @@ type Server struct {
 	clients  int
 	lastUsed time.Time
 	retired  bool
+	ended    bool // nothing is begun any more
 	stop     context.CancelFunc
 	deaf     func() error  // stops accepting
 	quiet    chan struct{} // closed when a retired server's last client has gone
@@ -149,7 +150,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	cancel()
 	s.mu.Lock()
 	ways := s.ways
-	s.ways = map[string]*way{}
+	s.ways, s.ended = map[string]*way{}, true
 	s.mu.Unlock()
 	for _, w := range ways {
 		w.drop("")

@@ -96,6 +96,13 @@ func (w *way) live() *sshconn.Conn {
 	}
 }
 
+// up reports whether the connection is there.
+func (w *way) up() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.live() != nil
+}
+
 // up returns a live connection, dialling if there is none.
 func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error) {
 	w.mu.Lock()

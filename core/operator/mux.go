@@ -15,7 +15,20 @@ func Mux(c *command.Call) (mux.Options, error) {
 	if err != nil {
 		return mux.Options{}, err
 	}
-	d := state.DirsOf(c.Getenv)
+	o, err := Shared(program, c.Getenv)
+	if err != nil {
+		return mux.Options{}, err
+	}
+	o.Private, o.MayStart, o.Stderr = c.Bool("no-mux"), hasTerminal(), c.Stderr
+	if c.Bool("verbose") {
+		o.Note = func(text string) { c.Notef("%s", command.Clean(text)) }
+	}
+	return o, nil
+}
+
+// Shared says which shared fleet-host belongs to an environment.
+func Shared(program string, getenv func(string) string) (mux.Options, error) {
+	d := state.DirsOf(getenv)
 	run, err := d.Runtime()
 	if err != nil {
 		return mux.Options{}, err
@@ -24,12 +37,8 @@ func Mux(c *command.Call) (mux.Options, error) {
 	if err != nil {
 		return mux.Options{}, err
 	}
-	o := mux.Options{Program: program, Runtime: run, Private: c.Bool("no-mux"), MayStart: hasTerminal(), Stderr: c.Stderr,
-		World: []string{st, c.Getenv("HOME"), c.Getenv("XDG_DATA_HOME"), c.Getenv("XDG_CONFIG_HOME"), c.Getenv("FLEET_PLUGIN_DIR")}}
-	if c.Bool("verbose") {
-		o.Note = func(text string) { c.Notef("%s", command.Clean(text)) }
-	}
-	return o, nil
+	return mux.Options{Program: program, Runtime: run,
+		World: []string{st, getenv("HOME"), getenv("XDG_DATA_HOME"), getenv("XDG_CONFIG_HOME"), getenv("FLEET_PLUGIN_DIR")}}, nil
 }
 
 // hasTerminal reports whether somebody is there, unlike under cron: processes

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,15 +48,18 @@ type defaults struct {
 
 // ask resolves a host through ssh, or through what is kept of its answers.
 func (r Resolver) ask(ctx context.Context, host string, f Flags) (*answer, error) {
-	program, err := exec.LookPath("ssh")
+	program, err := r.program()
 	if err != nil {
-		return nil, ErrNoSSH
+		return nil, err
 	}
 	args := append(f.Args(), "--", host)
 	a := &answer{}
 	seen := r.look(program, f, args)
 	text, kept := r.Cache.get(seen.key)
 	plain, plainKept := r.Cache.get(seen.programKey)
+	if r.Person != nil && !(kept && plainKept) {
+		return nil, ErrNotKept
+	}
 	var wg sync.WaitGroup // for the questions, each of which has its own deadline
 	var plainErr, filesErr error
 	if !plainKept {
@@ -98,6 +103,27 @@ func (r Resolver) ask(ctx context.Context, host string, f Flags) (*answer, error
 	}
 	a.dump, a.defaults = parseDump(text), parseDefaults(plain)
 	return a, nil
+}
+
+// program finds ssh.
+func (r Resolver) program() (string, error) {
+	if r.Person == nil {
+		program, err := exec.LookPath("ssh")
+		if err != nil {
+			return "", ErrNoSSH
+		}
+		return program, nil
+	}
+	for _, dir := range filepath.SplitList(r.Getenv("PATH")) {
+		if !filepath.IsAbs(dir) {
+			return "", ErrNotKept
+		}
+		program := filepath.Join(dir, "ssh")
+		if st, err := os.Stat(program); err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o111 != 0 {
+			return program, nil
+		}
+	}
+	return "", ErrNotKept
 }
 
 // keep puts an answer into the cache if it is certain what it depends on, and

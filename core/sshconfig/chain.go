@@ -70,7 +70,11 @@ func (r Resolver) Chain(ctx context.Context, dest string, f Flags) (*Chain, erro
 			return nil, fault.New(fault.Failure, "jump_loop", "cannot reach %s: more than %d jumps", target, maxJumps)
 		}
 	}
-	if c.First().ProxyCommand != "" {
+	switch {
+	case c.First().ProxyCommand == "":
+	case r.Person != nil:
+		c.Environ, c.Dir = r.Person.Environ, r.Person.Dir
+	default:
 		c.Environ = os.Environ()
 		if c.Dir, err = os.Getwd(); err != nil {
 			c.Dir = "/"

@@ -57,7 +57,21 @@ type Resolver struct {
 	Getenv func(string) string
 	// Cache keeps answers of ssh's. Nil keeps none.
 	Cache *Cache
+	// Person is who asks, if that is not who runs this process.
+	Person *Person
 }
+
+// Person is somebody whose configuration another process finds. It finds only
+// what is kept, since ssh would find another one there: with that process's
+// environment, in its working directory.
+type Person struct {
+	Environ []string
+	Dir     string
+}
+
+// ErrNotKept is in the chain when ssh would have to be asked on behalf of
+// somebody else.
+var ErrNotKept = errors.New("ssh has to be asked by the person's own process")
 
 // ErrNoSSH is in the chain when there is no ssh binary and the destination
 // needs one.

@@ -1,0 +1,212 @@
+// Package quick is the short way for the command that is used most, `fleet exec
+// MACHINE -- CMD…` over a shared connection. Most of what such a command costs
+// is the start of the program: the memory of libraries that is touched for the
+// first time, page by page. So the front hands the words of its command line to
+// the fleet-host that holds the connection, where all of that has happened long
+// ago, and writes what comes back.
+//
+// What it holds to:
+//   - Either the whole command is done here, or nothing of it: until the other
+//     side has named the session that it is about to start, and has been told to
+//     go on, nothing was done, and whatever is amiss has the program go on as if
+//     this package were not there. Errors are therefore never this package's:
+//     the program finds them again, and says them.
+//   - A command that was begun is brought to its end. When the other side goes
+//     away, the program goes on from the byte of output that was written last:
+//     the session's id was known before the session was, so that starting it
+//     again joins it.
+//   - One piece of output is under way at a time, and what became of writing it
+//     is told before the next: a pipe that nobody reads, and a terminal that is
+//     stopped, are noticed over there as they would be here.
+//   - Every frame is bounded; all waiting but that for the command has a limit.
+//
+// It imports neither fmt nor any other package that is slow to start, and does
+// not know what a machine, a plane or SSH is. Package quick/first runs it.
+package quick
+
+import (
+	"errors"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	_ "fleet.example/fleet/core/single" // the program begins on one processor
+)
+
+// Frames that the server sends.
+const (
+	Session = 's' // the session that is about to be started: its id
+	Decline = 'd' // nothing was done
+	Stdout  = 'o' // output of the session
+	Stderr  = 'e'
+	Notice  = 'n' // words of fleet's, for standard error
+	Jump    = 'j' // the next output is at this offset: 8 bytes
+	Exit    = 'x' // 1 byte
+)
+
+// Frames that the front sends.
+const (
+	Go     = 'g' // start the session
+	Done   = 'a' // what the last output was for was written: an errno in 2 bytes
+	Signal = 'k' // 2 bytes
+)
+
+// First is the time that the other side may take until it names the session.
+// Beyond it a person is better served by a program that says what it waits for.
+const First = 3 * time.Second
+
+// Try does the command if it can be done so. Otherwise it returns false, and
+// the command line to go on with.
+func Try(args []string) (exit int, done bool, goOn []string) {
+	if !fits(args) {
+		return 0, false, args
+	}
+	dir, err := Dir(os.Getenv, os.Getuid())
+	if err != nil {
+		return 0, false, args
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return 0, false, args
+	}
+	c, err := dial(dir + "/" + Name(os.Getenv, host(exe)))
+	if err != nil {
+		return 0, false, args
+	}
+	defer syscall.Close(c.fd)
+	a := attempt{conn: c, args: args, program: exe, stdout: os.Stdout, stderr: os.Stderr}
+	return a.run()
+}
+
+// fits reports whether the words are a command that needs nothing of this
+// process but its output and signals. Nothing before the -- is a flag.
+func fits(args []string) bool {
+	return len(args) > 4 && args[1] == "exec" && args[2] != "" && args[2][0] != '-' && args[3] == "--"
+}
+
+type attempt struct {
+	conn           *conn
+	args           []string
+	program        string
+	stdout, stderr *os.File
+	session        string
+	at             int64 // offset of the next output
+}
+
+func (a *attempt) run() (exit int, done bool, goOn []string) {
+	if !a.ask() {
+		return 0, false, a.args
+	}
+	signals := make(chan os.Signal, 4)
+	// With SIGPIPE, writing to a pipe that nobody reads is an error; it is told,
+	// and the command ended, before this process is.
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE)
+	if a.conn.send(Go, nil) != nil {
+		signal.Stop(signals)
+		return 0, false, a.args
+	}
+	relayed := make(chan struct{})
+	go func() {
+		defer close(relayed)
+		a.relay(signals)
+	}()
+	exit, err := a.follow()
+	if err == nil {
+		return exit, true, nil
+	}
+	signal.Stop(signals)
+	close(signals)
+	<-relayed
+	rejoin := a.session + "@" + strconv.FormatInt(a.at, 10)
+	return 0, false, append([]string{a.args[0], "exec", a.args[2], "--" + RejoinFlag, rejoin}, a.args[3:]...)
+}
+
+// RejoinFlag is the flag of `fleet exec` that takes SESSION@OFFSET of a command
+// that was begun and whose output was written up to there.
+const RejoinFlag = "rejoin"
+
+// ask hands the command over and reports whether it is about to be done.
+func (a *attempt) ask() bool {
+	dir, err := os.Getwd()
+	if err != nil {
+		dir = "/"
+	}
+	req := Request{Args: a.args, Environ: os.Environ(), Dir: dir, Program: a.program}
+	b, err := req.append(nil)
+	if err != nil || a.conn.write(b) != nil {
+		return false
+	}
+	kind, p, err := a.conn.next()
+	if err != nil || kind != Session || len(p) == 0 || len(p) > maxID {
+		return false
+	}
+	a.session = string(p)
+	return a.conn.patient() == nil
+}
+
+// relay passes signals on until there are no more.
+func (a *attempt) relay(signals <-chan os.Signal) {
+	for s := range signals {
+		n, ok := s.(syscall.Signal)
+		if !ok || n == syscall.SIGPIPE {
+			continue
+		}
+		a.conn.send(Signal, []byte{byte(n >> 8), byte(n)}) // who does not take it has gone, which follow sees
+	}
+}
+
+// follow writes what comes until the command's exit code does.
+func (a *attempt) follow() (exit int, err error) {
+	for {
+		kind, p, err := a.conn.next()
+		if err != nil {
+			return 0, err
+		}
+		switch kind {
+		case Stdout, Stderr, Notice:
+			out := a.stderr
+			if kind == Stdout {
+				out = a.stdout
+			}
+			n, err := out.Write(p)
+			if kind != Notice {
+				a.at += int64(n)
+			}
+			no := errno(err)
+			if err := a.conn.send(Done, []byte{byte(no >> 8), byte(no)}); err != nil {
+				return 0, err
+			}
+		case Jump:
+			if len(p) != 8 {
+				return 0, errFrame
+			}
+			a.at = 0
+			for _, b := range p {
+				a.at = a.at<<8 | int64(b)
+			}
+		case Exit:
+			if len(p) != 1 {
+				return 0, errFrame
+			}
+			return int(p[0]), nil
+		default:
+			return 0, errFrame
+		}
+	}
+}
+
+// errno is the number of a failed write. One that has none counts as EIO.
+func errno(err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	var n syscall.Errno
+	if errors.As(err, &n) && n > 0 && n < 1<<16 {
+		return n
+	}
+	return syscall.EIO
+}
+
+var errFrame = errors.New("malformed frame")
