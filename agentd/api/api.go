@@ -56,6 +56,7 @@ type Server struct {
 	Logger   hclog.Logger
 
 	fileCalls, forwards chan struct{}
+	copies              copies
 }
 
 const (
@@ -83,6 +84,7 @@ var agentRoutes = []route{
 	{"GET", wire.PathSessions + "/{id}/stream", (*Server).streamSession},
 	{"POST", wire.PathSessions + "/{id}/signal", (*Server).signalSession},
 	{"GET", wire.PathForward, (*Server).forward},
+	{"POST", wire.PathTree, (*Server).tree},
 	{"GET", wire.PathLogs, (*Server).logs},
 	{"POST", wire.PathStop, (*Server).stop},
 	{"POST", wire.PathStart, (*Server).start},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"fleet.example/fleet/agentd/files"
+	"fleet.example/fleet/core/tree"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -99,6 +100,9 @@ func refuseFile(w http.ResponseWriter, err error) {
 
 func fileDetail(err error) wire.ErrorDetail {
 	if e := new(files.Error); errors.As(err, &e) {
+		return wire.ErrorDetail{Code: e.Code, Message: e.Msg, Hint: e.Hint}
+	}
+	if e := new(tree.Error); errors.As(err, &e) {
 		return wire.ErrorDetail{Code: e.Code, Message: e.Msg, Hint: e.Hint}
 	}
 	return wire.ErrorDetail{Code: wire.CodeInternal, Message: err.Error()}

@@ -115,8 +115,11 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 		}
 	}
 	repeatable := method == http.MethodGet
-	if r, ok := in.(wire.SessionRequest); ok {
+	switch r := in.(type) {
+	case wire.SessionRequest:
 		repeatable = r.ID != ""
+	case wire.TreeRequest: // an attempt ends the one before
+		repeatable = r.Op != wire.TreeLane
 	}
 	mint, renewed, again := false, false, false
 	for {

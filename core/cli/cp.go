@@ -1,0 +1,354 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"math"
+	"net"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	ufcli "github.com/urfave/cli/v2"
+
+	"fleet.example/fleet/core/agentclient"
+	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
+	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/splice"
+	"fleet.example/fleet/core/tree"
+	"fleet.example/fleet/core/wire"
+)
+
+func cpCommand(reach Reach) *command.Command {
+	return &command.Command{Name: "cp", Group: groupReach, Args: "SRC DST", Summary: "copy files to, from and between machines",
+		Help: `SRC and DST are MACHINE:PATH, or a path here; one at least is on a machine. A path
+of a machine without / at its beginning begins in the account's home directory, and
+MACHINE: is that directory. A path here that has a colon before any slash is written
+with ./ before it.
+
+A directory as DST takes the copy in under SRC's last name; any other name is the
+copy's own. SRC with /. at its end is what is in the directory. Files and directories
+that are new get SRC's permissions, without setuid, setgid and sticky, and times; what
+is overwritten keeps its own mode, owner and attributes. With -r, symbolic links are
+copied as links and none is followed; FIFOs, sockets and devices are named and left
+out. A file appears whole or not at all.
+
+A connection that is lost is made again, and the copy goes on. Of a large file the same
+command goes on later, too, with what an interrupted one had brought.`,
+		Min: 2, Max: 2,
+		Flags: append(command.JSONFlags(false), &ufcli.BoolFlag{Name: "r", Aliases: []string{"recursive"}, Usage: "copy directories with everything in them"}),
+		Run: func(ctx context.Context, c *command.Call) error {
+			src, dst := parsePlace(c.Arg(0)), parsePlace(c.Arg(1))
+			if src.machine == "" && dst.machine == "" {
+				return fault.Usagef("neither %q nor %q is on a machine", c.Arg(0), c.Arg(1)).WithHint("MACHINE:PATH names a file of one; cp(1) copies here")
+			}
+			return openPlace(ctx, c, reach, src, func() error {
+				return openPlace(ctx, c, reach, dst, func() error {
+					return runCopy(ctx, c, src, dst)
+				})
+			})
+		}}
+}
+
+// copyPlace is one end of a copy.
+type copyPlace struct {
+	word    string
+	machine string // "" is here
+	path    string
+
+	client *agentclient.Client
+	id     string // of the copy there: both may be the same machine
+}
+
+// parsePlace tells MACHINE:PATH from a path here, as scp does.
+func parsePlace(word string) *copyPlace {
+	colon, slash := strings.IndexByte(word, ':'), strings.IndexByte(word, '/')
+	if colon <= 0 || slash >= 0 && slash < colon {
+		return &copyPlace{word: word, path: word}
+	}
+	return &copyPlace{word: word, machine: word[:colon], path: word[colon+1:]}
+}
+
+// base is what the place is called: its name in a directory. It is taken from
+// what the person wrote, never from what a machine says.
+func (p *copyPlace) base() string {
+	trimmed := strings.TrimRight(p.path, "/")
+	switch b := path.Base(trimmed); {
+	case trimmed == "", strings.HasSuffix(trimmed, "/."), strings.HasSuffix(trimmed, "/.."), b == ".", b == "..", p.machine != "" && trimmed == "~":
+		return "."
+	default:
+		return b
+	}
+}
+
+func openPlace(ctx context.Context, c *command.Call, reach Reach, p *copyPlace, do func() error) error {
+	if p.machine == "" {
+		if p.path == "" {
+			return fault.Usagef("an empty path names nothing")
+		}
+		return do()
+	}
+	m, err := reach.Find(ctx, c, p.machine)
+	if err != nil {
+		return err
+	}
+	return opened(ctx, fanout.Alone(c, m), reach, func(_ *fanout.One, _ Target, a *agentclient.Client) error {
+		id := make([]byte, 16)
+		rand.Read(id)
+		p.client, p.id = a, hex.EncodeToString(id)
+		return do()
+	})
+}
+
+// maxProblems bounds those that a document names.
+const maxProblems = 1000
+
+// copyRun is one `fleet cp`.
+type copyRun struct {
+	call     *command.Call
+	src, dst *copyPlace
+	show     *copyProgress
+
+	mu       sync.Mutex
+	failed   int64
+	problems []wire.CopyProblem
+	said     map[wire.CopyProblem]bool // in this attempt or one before
+	moved    int64                     // files and bytes of this attempt: whether there is any progress
+}
+
+func runCopy(ctx context.Context, c *command.Call, src, dst *copyPlace) error {
+	r := &copyRun{call: c, src: src, dst: dst, problems: []wire.CopyProblem{}, said: map[wire.CopyProblem]bool{}, show: newCopyProgress(c)}
+	began := time.Now()
+	result, err := r.attempts(ctx)
+	r.show.done()
+	if err != nil {
+		return err
+	}
+	if r.failed == 1 && result.Files+result.Directories+result.Links == 0 {
+		p := r.problems[0] // the one thing that was to be copied
+		return agentclient.Refusal(wire.ErrorDetail{Code: p.Code, Message: p.Message})
+	}
+	if c.WantsJSON() {
+		if err := c.Print(wire.Copy{Schema: wire.SchemaCopy, Source: wire.Bytes(src.word), Destination: wire.Bytes(dst.word),
+			Files: result.Files, Directories: result.Directories, Symlinks: result.Links, Bytes: result.Bytes, KeptBytes: result.Kept,
+			Failed: r.failed, Problems: r.problems, ElapsedS: time.Since(began).Seconds()}); err != nil {
+			return err
+		}
+	}
+	if r.failed > 0 {
+		return fault.New(fault.Partial, "partial", "%d of %d not copied", r.failed, r.failed+result.Files+result.Directories+result.Links)
+	}
+	return nil
+}
+
+// attempts copies until that is done, is refused, or no connection brings
+// anything for too long.
+func (r *copyRun) attempts(ctx context.Context) (tree.Result, error) {
+	var since time.Time // of the last progress
+	for n := 0; ; n++ {
+		r.mu.Lock()
+		r.moved, r.failed, r.problems = 0, 0, r.problems[:0] // each attempt names them anew
+		r.mu.Unlock()
+		result, begun, err := r.attempt(ctx, n > 0)
+		switch {
+		case err == nil:
+			return result, nil
+		case ctx.Err() != nil:
+			return result, ctx.Err()
+		}
+		if final := refused(err); final != nil {
+			return result, final
+		}
+		if n == 0 && !begun {
+			return result, err
+		}
+		r.mu.Lock()
+		fresh := r.moved > 0 || since.IsZero()
+		r.mu.Unlock()
+		if fresh {
+			since = time.Now()
+			r.note("the connection is lost, and made again: " + err.Error())
+		}
+		if time.Since(since) > agentclient.DefaultPatience {
+			return result, fault.New(fault.Unreachable, "agent_unreachable", "the copy was cut: %w", err).
+				WithHint("the same command goes on with large files")
+		}
+		select {
+		case <-ctx.Done():
+			return result, ctx.Err()
+		case <-time.After(min(time.Duration(n+1)*200*time.Millisecond, 5*time.Second)):
+		}
+	}
+}
+
+// refused is what a failure is for the person if another attempt would fail
+// alike, or nil.
+func refused(err error) error {
+	if e := new(tree.Error); errors.As(err, &e) {
+		return agentclient.Refusal(wire.ErrorDetail{Code: e.Code, Message: e.Msg, Hint: e.Hint})
+	}
+	if errors.Is(err, tree.ErrMalformed) {
+		return fault.New(fault.Failure, wire.CodeBadRequest, "%w", err)
+	}
+	var f *fault.Error
+	if errors.As(err, &f) && f.Exit != fault.Unreachable {
+		return err
+	}
+	return nil
+}
+
+// attempt copies over connections of its own. begun says that they were there.
+func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	recursive := r.call.Bool("r")
+	far := func(p *copyPlace, op, base string) (net.Conn, error) {
+		return p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base), Recursive: recursive, Again: again})
+	}
+	wide := func(add func([]net.Conn) error) func() {
+		return func() { wg.Go(func() { r.widen(ctx, add) }) }
+	}
+	var result tree.Result
+	switch {
+	case r.src.machine == "":
+		src, err := tree.OpenSource(tree.Local{}, r.src.path, recursive)
+		if err != nil {
+			return result, false, err
+		}
+		defer src.Close()
+		r.show.total(src.Size())
+		conn, err := far(r.dst, wire.TreeReceive, r.src.base())
+		if err != nil {
+			return result, false, err
+		}
+		var s *tree.Sender
+		s = tree.NewSender(ctx, conn, src, tree.SendOptions{Again: again, Trouble: r.trouble, Progress: r.progress,
+			Wide: wide(func(lanes []net.Conn) error { return s.AddLane(lanes[0]) })})
+		result, err = s.Run()
+		return result, true, err
+	case r.dst.machine == "":
+		dst, err := tree.OpenDestination(tree.Local{}, r.dst.path, r.src.base())
+		if err != nil {
+			return result, false, err
+		}
+		defer dst.Close()
+		conn, err := far(r.src, wire.TreeSend, "")
+		if err != nil {
+			return result, false, err
+		}
+		var t *tree.Receiver
+		t = tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Recursive: recursive, Again: again, Trouble: r.trouble, Progress: r.progress,
+			Wide: wide(func(lanes []net.Conn) error { return t.AddLane(lanes[0]) })})
+		result, err = t.Run()
+		return result, true, err
+	}
+	from, err := far(r.src, wire.TreeSend, "")
+	if err != nil {
+		return result, false, err
+	}
+	to, err := far(r.dst, wire.TreeReceive, r.src.base())
+	if err != nil {
+		from.Close()
+		return result, false, err
+	}
+	result, err = tree.Relay(ctx, from, to, tree.RelayOptions{Trouble: r.trouble, Progress: r.progress, Wide: wide(func(lanes []net.Conn) error {
+		wg.Go(func() {
+			stop := context.AfterFunc(ctx, func() { lanes[0].Close(); lanes[1].Close() })
+			defer stop()
+			defer lanes[1].Close()
+			defer lanes[0].Close()
+			splice.Conns(lanes[0], lanes[1])
+		})
+		return nil
+	})})
+	return result, true, err
+}
+
+// Over distance one channel carries no more than what its window lets be under
+// way: 2 MiB with OpenSSH.
+const (
+	awayFrom, awayLanes = 10 * time.Millisecond, 3 // the round trip, and connections beside the first
+	farFrom, farLanes   = 40 * time.Millisecond, 7
+)
+
+// widen opens further connections, if the machines are far enough away.
+func (r *copyRun) widen(ctx context.Context, add func([]net.Conn) error) {
+	var places []*copyPlace
+	var rtt time.Duration
+	for _, p := range []*copyPlace{r.src, r.dst} {
+		if p.machine == "" {
+			continue
+		}
+		places = append(places, p)
+		best := time.Duration(math.MaxInt64)
+		for range 2 { // the first may need a connection
+			began := time.Now()
+			if _, err := p.client.Identity(ctx); err != nil {
+				return
+			}
+			best = min(best, time.Since(began))
+		}
+		rtt = max(rtt, best)
+	}
+	n := 0
+	switch {
+	case rtt >= farFrom:
+		n = farLanes
+	case rtt >= awayFrom:
+		n = awayLanes
+	}
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			var lanes []net.Conn
+			for _, p := range places {
+				conn, err := p.client.Tree(ctx, wire.TreeRequest{Op: wire.TreeLane, ID: p.id})
+				if err != nil { // there are fewer, then
+					break
+				}
+				lanes = append(lanes, conn)
+			}
+			if len(lanes) < len(places) || add(lanes) != nil {
+				for _, l := range lanes {
+					l.Close()
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// trouble takes note of what is not copied.
+func (r *copyRun) trouble(p wire.CopyProblem) {
+	r.mu.Lock()
+	r.failed++
+	if len(r.problems) < maxProblems {
+		r.problems = append(r.problems, p)
+	}
+	first := !r.said[p]
+	if len(r.said) < maxProblems {
+		r.said[p] = true
+	}
+	r.mu.Unlock()
+	if first && !r.call.WantsJSON() {
+		r.note(p.Message)
+	}
+}
+
+func (r *copyRun) note(text string) {
+	r.show.done()
+	r.call.Notef("fleet cp: %s", text)
+}
+
+func (r *copyRun) progress(files, bytes int64) {
+	r.mu.Lock()
+	r.moved = files + bytes
+	r.mu.Unlock()
+	r.show.at(files, bytes)
+}

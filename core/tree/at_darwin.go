@@ -1,0 +1,23 @@
+package tree
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+func mtimeOf(st *unix.Stat_t) int64 { return st.Mtim.Nano() }
+func ctimeOf(st *unix.Stat_t) int64 { return st.Ctim.Nano() }
+
+const (
+	seekHole = 3 // SEEK_HOLE of sys/unistd.h
+	seekData = 4
+)
+
+// copyAttributes copies nothing where they are of another kind than linux's.
+func copyAttributes(_, _ *os.File) {}
+
+func beginWriting(_ *os.File, _, _ int64) {}
+
+func isDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
