@@ -419,12 +419,7 @@ func (r *Receiver) settle(f *inFile) error {
 		r.result.Kept += f.kept
 	}
 	d := f.dir
-	d.left--
-	ready := d.up && d.left == 0
-	if ready {
-		delete(r.dirs, d.id)
-	}
-	r.settled.Broadcast()
+	ready := r.leaves(d)
 	r.mu.Unlock()
 	if err != nil {
 		if err := r.fail(pathOf(d, f.to), err); err != nil {

@@ -66,6 +66,8 @@ type Receiver struct {
 	fatal    error
 	result   Result
 	bytes    int64 // written so far
+	work     chan smallJob
+	pending  int // small files and directories that are not settled yet
 	acked    time.Time
 }
 
@@ -147,6 +149,9 @@ func (r *Receiver) giveUp(err error) {
 // Run receives until the copy is over. It closes the connections.
 func (r *Receiver) Run() (Result, error) {
 	err := r.receive()
+	if r.work != nil {
+		close(r.work)
+	}
 	r.mu.Lock()
 	if r.fatal != nil {
 		err = r.fatal
@@ -223,11 +228,11 @@ func (r *Receiver) finish() error {
 		r.settled.Broadcast()
 	})
 	defer stop()
-	for len(r.files) > 0 {
+	for len(r.files) > 0 || r.pending > 0 {
 		if r.fatal != nil || r.ctx.Err() != nil {
 			return errors.Join(r.fatal, context.Cause(r.ctx))
 		}
-		if len(r.lanes) == 0 {
+		if len(r.lanes) == 0 && len(r.files) > 0 {
 			return malformed("a file without all of its blocks")
 		}
 		r.settled.Wait()
@@ -397,8 +402,9 @@ func (r *Receiver) makeDir(up *os.File, name string, mode uint32) (_ *os.File, k
 		return fd, false, nil
 	}
 	if r.o.Again { // an attempt before may have made it
-		if st, err := statFile(fd); err == nil && permOf(st)&0o777 == mode|0o700 {
-			return fd, false, nil
+		st, err := statFile(fd)
+		if perm := permOf(st) & 0o777; err == nil && (perm == mode || perm == mode|0o700) {
+			return fd, false, fd.Chmod(fileMode(mode | 0o700))
 		}
 	}
 	return fd, true, nil
@@ -416,10 +422,8 @@ func (r *Receiver) dirUp(p []byte) error {
 		return malformed("directory %d is not open", id)
 	}
 	d.up = true
-	ready := d.left == 0
-	if ready {
-		delete(r.dirs, id)
-	}
+	d.left++
+	ready := r.leaves(d)
 	r.mu.Unlock()
 	if ready {
 		return r.closeDir(d)
@@ -429,6 +433,12 @@ func (r *Receiver) dirUp(p []byte) error {
 
 // closeDir gives a filled directory its time and mode.
 func (r *Receiver) closeDir(d *inDir) error {
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.pending--
+		r.settled.Broadcast()
+	}()
 	if d.fd == nil || d.fd == r.dst.dir {
 		return nil
 	}
@@ -482,20 +492,82 @@ func (r *Receiver) small(p []byte) error {
 	if err != nil || d.fd == nil {
 		return err
 	}
-	if sha256.Sum256(f.content) != f.sum {
-		err = refuse(wire.CodeDamaged, "%s: what arrived is not what was sent", pathOf(d, name))
-	} else {
-		err = placeSmall(d.fd, name, f)
+	f.content = append(bytePool.Get().([]byte)[:0], f.content...)
+	r.mu.Lock()
+	d.left++
+	r.pending++
+	r.mu.Unlock()
+	if r.work == nil {
+		r.work = make(chan smallJob, smallAhead)
+		for range smallWriters {
+			r.wg.Go(func() {
+				for j := range r.work {
+					if err := r.placeSmall(j); err != nil {
+						r.lost(err)
+					}
+				}
+			})
+		}
 	}
+	r.work <- smallJob{d, name, f}
+	return r.ack()
+}
+
+const (
+	// smallWriters is how many small files are written at a time.
+	smallWriters = 4
+	// smallAhead is how many wait for that.
+	smallAhead = 32
+)
+
+var bytePool = sync.Pool{New: func() any { return []byte(nil) }}
+
+// smallJob is a small file that is to be written.
+type smallJob struct {
+	d    *inDir
+	name string
+	f    smallFrame
+}
+
+func (r *Receiver) placeSmall(j smallJob) error {
+	var err error
+	if sha256.Sum256(j.f.content) != j.f.sum {
+		err = refuse(wire.CodeDamaged, "%s: what arrived is not what was sent", pathOf(j.d, j.name))
+	} else {
+		err = placeSmall(j.d.fd, j.name, j.f)
+	}
+	size := int64(len(j.f.content))
+	bytePool.Put(j.f.content)
 	if err != nil {
-		return r.fail(pathOf(d, name), err)
+		err = r.fail(pathOf(j.d, j.name), err)
+		size = -1
 	}
 	r.mu.Lock()
-	r.result.Files++
-	r.result.Bytes += int64(len(f.content))
-	r.bytes += int64(len(f.content))
+	if size >= 0 {
+		r.result.Files++
+		r.result.Bytes += size
+		r.bytes += size
+	}
+	r.pending--
+	ready := r.leaves(j.d)
 	r.mu.Unlock()
-	return r.ack()
+	if err == nil && ready {
+		err = r.closeDir(j.d)
+	}
+	return err
+}
+
+// leaves takes note that an entry of a directory is settled, and reports
+// whether it was the last one. The caller holds the lock.
+func (r *Receiver) leaves(d *inDir) bool {
+	d.left--
+	r.settled.Broadcast()
+	if !d.up || d.left > 0 {
+		return false
+	}
+	delete(r.dirs, d.id)
+	r.pending++ // until it is closed
+	return true
 }
 
 // ack tells both sides' callers how far the copy is.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +26,8 @@ const (
 	namesAtOnce = 512
 	// maxDepth bounds how deep directories may lie: each is open meanwhile.
 	maxDepth = 1024
+	// lastWord is how long the receiver's last word may come after a lane's end.
+	lastWord = 2 * time.Second
 )
 
 // SendOptions say how a copy is sent.
@@ -81,15 +84,17 @@ func (s *Sender) AddLane(conn net.Conn) error {
 	s.lanes = append(s.lanes, l)
 	s.wg.Go(func() {
 		for {
-			if t, _, err := l.Next(); err != nil || t != Noop {
-				s.mu.Lock()
-				over := s.result != nil
-				s.mu.Unlock()
-				if !over {
-					s.end(errors.Join(io.ErrUnexpectedEOF, err))
-				}
-				return
+			t, _, err := l.Next()
+			if err == nil && t == Noop {
+				continue
 			}
+			// The last word may be on its way in the main lane.
+			select {
+			case <-s.ctx.Done():
+			case <-time.After(lastWord):
+				s.end(io.ErrUnexpectedEOF)
+			}
+			return
 		}
 	})
 	return nil
@@ -573,7 +578,11 @@ func (s *Sender) work(o *outFile, j job, buf []byte) error {
 	if j.compare && bytes.Equal(sum[:], j.have[:]) {
 		return s.main.put(func(b []byte) []byte { return appendRange(b, Keep, o.id, j.index, 1) })
 	}
-	return s.least().put(func(b []byte) []byte { return appendBlock(b, o.id, j.index, sum, data) })
+	err := s.least().put(func(b []byte) []byte { return appendBlock(b, o.id, j.index, sum, data) })
+	if err != nil { // the copy's loss, not the file's trouble
+		s.end(err)
+	}
+	return err
 }
 
 // least is the lane with the least to send.
