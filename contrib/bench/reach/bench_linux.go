@@ -1,8 +1,9 @@
 // Command reach measures how fast hosts are reached, fleet beside ssh, in turn
 // on the same lab hosts: a command over a connection that is there, near and
-// with a round trip of 100 ms, many commands on many accounts, and a cold
-// connection through two jump hosts. It takes the directory of the programs,
-// with artifacts/ in it, and prints medians in milliseconds.
+// with a round trip of 100 ms, many commands on many accounts, a cold connection
+// through two jump hosts, and copies. It takes the directory of the programs,
+// with artifacts/ in it, and the name of one part if only that is wanted, and
+// prints medians in milliseconds.
 package main
 
 import (
@@ -22,11 +23,11 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: reach BIN")
+	if len(os.Args) != 2 && len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: reach BIN [PART]")
 		os.Exit(2)
 	}
-	if err := run(context.Background(), os.Args[1]); err != nil {
+	if err := run(context.Background(), os.Args[1], strings.Join(os.Args[2:], "")); err != nil {
 		fmt.Fprintln(os.Stderr, "reach:", err)
 		os.Exit(1)
 	}
@@ -36,7 +37,7 @@ type quiet struct{}
 
 func (quiet) Logf(string, ...any) {}
 
-func run(ctx context.Context, bin string) error {
+func run(ctx context.Context, bin, part string) error {
 	if err := lab.Available(); err != nil {
 		return fmt.Errorf("no lab here: %w", err)
 	}
@@ -44,8 +45,14 @@ func run(ctx context.Context, bin string) error {
 	if err != nil {
 		return err
 	}
-	for _, part := range []func(context.Context, *bench) error{warm, jumps} {
-		if err := with(ctx, bin, part); err != nil {
+	for _, p := range []struct {
+		name string
+		do   func(context.Context, *bench) error
+	}{{"warm", warm}, {"jumps", jumps}, {"copies", copies}} {
+		if part != "" && part != p.name {
+			continue
+		}
+		if err := with(ctx, bin, p.do); err != nil {
 			return err
 		}
 	}
@@ -77,9 +84,17 @@ type line struct {
 
 // turns does each line in turn, round by round, and prints the medians.
 func turns(rounds int, lines ...line) error {
+	return turnsApart(rounds, func() error { return nil }, lines...)
+}
+
+// turnsApart is turns, with something before each that takes no part in the time.
+func turnsApart(rounds int, before func() error, lines ...line) error {
 	times := make([][]time.Duration, len(lines))
 	for range rounds {
 		for i, l := range lines {
+			if err := before(); err != nil {
+				return err
+			}
 			begin := time.Now()
 			if err := l.do(); err != nil {
 				return err
@@ -89,7 +104,7 @@ func turns(rounds int, lines ...line) error {
 	}
 	for i, l := range lines {
 		slices.Sort(times[i])
-		fmt.Printf("%-58s %8.1f ms (from %.1f)\n", l.name+":", ms(times[i][rounds/2]), ms(times[i][0]))
+		fmt.Printf("%-66s %8.1f ms (from %.1f)\n", l.name+":", ms(times[i][rounds/2]), ms(times[i][0]))
 	}
 	return nil
 }
@@ -118,7 +133,7 @@ func (b *bench) config(hosts, known string) (file string, err error) {
 }
 
 func (b *bench) cmd(name string, args ...string) *exec.Cmd {
-	if name != "ssh" && name != "xargs" {
+	if !slices.Contains([]string{"ssh", "scp", "sh", "xargs"}, name) {
 		name = filepath.Join(b.bin, name)
 	}
 	c := exec.Command(name, args...)
