@@ -139,7 +139,7 @@ func TestDocumentsOfAgents(t *testing.T) {
 		"agent-logs-many-jsonl": "logs --all -n 3 --jsonl --parallel 1", "agent-logs-endless": "logs --all -f --parallel 2",
 		"agent-parallel-one": "stop web-1 --parallel 4", "agent-drain-timeout": "drain web-1 --timeout 1m", "agent-watch-json": "sessions web-1 --watch --json",
 		"file-ls": "file ls web-1:", "file-ls-json": "file ls web-1:x --json", "file-ls-jsonl": "file ls web-1:x --jsonl", "file-ls-one": "file ls web-1:notes.txt --json",
-		"file-ls-cut": "file ls web-1:cut", "file-no-path": "file cat web-1", "file-none": "file", "file-write-help": "file write --help", "forward-help": "forward --help", "forward-others": "forward web-1 0.0.0.0:1:80",
+		"file-ls-cut": "file ls web-1:cut", "file-no-path": "file cat web-1", "file-none": "file", "file-write-help": "file write --help", "cp-help": "cp --help", "cp-here": "cp a ./b:c", "forward-help": "forward --help", "forward-others": "forward web-1 0.0.0.0:1:80",
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgents(t)

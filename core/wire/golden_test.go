@@ -15,6 +15,7 @@ func TestDocuments(t *testing.T) {
 		"audit":             wire.Audit{Schema: wire.SchemaAudit},
 		"check-answer":      wire.CheckAnswer{},
 		"check-body":        wire.CheckBody{},
+		"copy":              wire.Copy{Schema: wire.SchemaCopy},
 		"credential":        wire.Credential{Schema: wire.SchemaCredential},
 		"error":             wire.CLIError{Schema: wire.SchemaError},
 		"findings":          wire.Findings{Schema: wire.SchemaFindings},
@@ -44,6 +45,7 @@ func TestDocuments(t *testing.T) {
 		"session":           wire.Session{Schema: wire.SchemaSession},
 		"test":              wire.Test{Schema: wire.SchemaTest},
 		"token":             wire.Token{Schema: wire.SchemaToken},
+		"tree":              wire.TreeRequest{},
 		"web-link":          wire.WebLink{Schema: wire.SchemaWebLink},
 	})
 }
