@@ -112,6 +112,7 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 		return
 	}
 	defer s.copies.finish(req.ID, n)
+	as := ""
 	run := func(conn net.Conn) (tree.Result, error) { return tree.Result{}, nil }
 	if req.Op == wire.TreeSend {
 		src, err := s.Files.Source(string(req.Path), req.Recursive)
@@ -126,19 +127,20 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 			return t.Run()
 		}
 	} else {
-		dst, err := s.Files.Destination(string(req.Path), string(req.Base))
+		dst, err := s.Files.Destination(string(req.Path), string(req.Base), req.As)
 		if err != nil {
 			refuseFile(w, err)
 			return
 		}
 		defer dst.Close()
+		as = dst.As()
 		run = func(conn net.Conn) (tree.Result, error) {
 			t := tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Recursive: req.Recursive, Again: req.Again})
 			n.takes(t.AddLane)
 			return t.Run()
 		}
 	}
-	conn, err := upgraded(w, wire.UpgradeTree)
+	conn, err := upgraded(w, wire.UpgradeTree, as)
 	if err != nil {
 		return
 	}
@@ -171,7 +173,7 @@ func (s *Server) lane(w http.ResponseWriter, r *http.Request, id string) {
 		refuse(w, http.StatusNotFound, wire.CodeNotFound, "no such copy is under way")
 		return
 	}
-	conn, err := upgraded(w, wire.UpgradeTree)
+	conn, err := upgraded(w, wire.UpgradeTree, "")
 	if err != nil {
 		return
 	}
@@ -188,14 +190,14 @@ func (s *Server) lane(w http.ResponseWriter, r *http.Request, id string) {
 }
 
 // upgraded makes the request's connection one that speaks the protocol.
-func upgraded(w http.ResponseWriter, protocol string) (net.Conn, error) {
+func upgraded(w http.ResponseWriter, protocol, as string) (net.Conn, error) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, wire.CodeInternal, err.Error())
 		return nil, err
 	}
 	conn.SetDeadline(time.Now().Add(headerTimeout))
-	io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
+	io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n"+wire.HeaderTreeAs+": "+as+"\r\n\r\n")
 	if err := rw.Flush(); err != nil {
 		conn.Close()
 		return nil, err

@@ -19,11 +19,17 @@ import (
 // front is the data-path commands over this machine's own sockets.
 func (m *machine) front(stdin string, args ...string) (out, errOut string, exit int) {
 	m.t.Helper()
+	return m.frontOver(target{m}, stdin, args...)
+}
+
+// frontOver is front over a way of the test's.
+func (m *machine) frontOver(way cli.Target, stdin string, args ...string) (out, errOut string, exit int) {
+	m.t.Helper()
 	app := &command.App{Name: "fleet", Summary: "x", Version: "1", Commands: cli.DataPath(cli.Reach{
 		Find: func(_ context.Context, _ *command.Call, word string) (fanout.Machine, error) {
 			return fanout.Machine{ID: "m_x", Name: word}, nil
 		},
-		Open: func(context.Context, *command.Call, fanout.Machine) (cli.Target, error) { return target{m}, nil },
+		Open: func(context.Context, *command.Call, fanout.Machine) (cli.Target, error) { return way, nil },
 	})}
 	var o, e bytes.Buffer
 	exit = app.Main(append([]string{"fleet"}, args...), command.IO{Stdin: strings.NewReader(stdin), Stdout: &o, Stderr: &e,

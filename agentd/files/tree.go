@@ -12,10 +12,10 @@ func (f *Files) Source(p string, recursive bool) (*tree.Source, error) {
 }
 
 // Destination opens where a copy of something called base goes.
-func (f *Files) Destination(p, base string) (*tree.Destination, error) {
+func (f *Files) Destination(p, base, as string) (*tree.Destination, error) {
 	at, err := f.resolve(p)
 	if err != nil {
 		return nil, err
 	}
-	return tree.OpenDestination(f.Tree, at, base)
+	return tree.OpenDestination(f.Tree, at, base, as)
 }

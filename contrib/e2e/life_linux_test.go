@@ -71,6 +71,31 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 		}
 	})
 
+	t.Run("copies", func(t *testing.T) {
+		dir := t.TempDir()
+		here := func(script string) {
+			t.Helper()
+			cmd := exec.Command("sh", "-ec", script)
+			cmd.Dir = dir
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s: %v: %s", script, err, out)
+			}
+		}
+		here(`mkdir -p 'from/a b/empty'; head -c 9000001 /dev/urandom >from/large; printf x >"from/a b/$(printf '\377')"
+			ln -s ../large 'from/a b/link'; chmod 640 from/large; touch -d '2001-02-03 04:05:06.789' from/large 'from/a b'`)
+		w.must("fleet", "cp", "-r", dir+"/from", "box:copied")
+		if out := w.sh(h, "dana", "stat -c '%a %U %s %y' copied/large; readlink 'copied/a b/link'"); !strings.HasPrefix(out, "640 dana 9000001 2001-02-03 ") || !strings.HasSuffix(out, "\n../large\n") {
+			t.Errorf("%q", out)
+		}
+		w.must("fleet", "cp", "-r", "box:copied", dir+"/back")
+		here("diff -r --no-dereference from back")
+		w.must("fleet", "cp", "box:copied/large", "box:") // through here
+		w.sh(h, "dana", "cmp copied/large large")
+		w.fails(9, "is a directory", "cp", "box:copied", dir+"/x")
+		w.fails(9, "permission denied", "cp", dir+"/from/large", "box:/etc/large")
+		w.sh(h, "dana", "rm -r copied large")
+	})
+
 	t.Run("forward", func(t *testing.T) { // R31
 		var agent wire.AgentStatus
 		if err := json.Unmarshal([]byte(w.sh(h, "dana", "~/.local/share/fleet-agent/*/current/agentd status --json")), &agent); err != nil {

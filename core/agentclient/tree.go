@@ -10,18 +10,19 @@ import (
 )
 
 // Tree opens a connection of a copy, on which the agent has the part that req
-// says. ctx bounds its making alone.
-func (c *Client) Tree(ctx context.Context, req wire.TreeRequest) (net.Conn, error) {
+// says. as is where the copy goes, of one that the agent receives. ctx bounds its
+// making alone.
+func (c *Client) Tree(ctx context.Context, req wire.TreeRequest) (conn net.Conn, as string, err error) {
 	resp, err := c.upgrade(ctx, http.MethodPost, wire.PathTree, req, wire.UpgradeTree)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	conn, ok := resp.Body.(net.Conn)
 	if !ok {
 		resp.Body.Close()
-		return nil, errors.New("the agent did not upgrade the connection")
+		return nil, "", errors.New("the agent did not upgrade the connection")
 	}
-	return conn, nil
+	return conn, resp.Header.Get(wire.HeaderTreeAs), nil
 }
 
 // Refusal is the failure that an agent's refusal is.

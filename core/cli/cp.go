@@ -62,6 +62,7 @@ type copyPlace struct {
 
 	client *agentclient.Client
 	id     string // of the copy there: both may be the same machine
+	as     string // where the copy goes, once an attempt has found that out
 }
 
 // parsePlace tells MACHINE:PATH from a path here, as scp does.
@@ -209,7 +210,12 @@ func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun
 	defer cancel()
 	recursive := r.call.Bool("r")
 	far := func(p *copyPlace, op, base string) (net.Conn, error) {
-		return p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base), Recursive: recursive, Again: again})
+		conn, as, err := p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base),
+			As: p.as, Recursive: recursive, Again: again})
+		if err == nil {
+			p.as = as
+		}
+		return conn, err
 	}
 	wide := func(add func([]net.Conn) error) func() {
 		return func() { wg.Go(func() { r.widen(ctx, add) }) }
@@ -233,10 +239,11 @@ func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun
 		result, err = s.Run()
 		return result, true, err
 	case r.dst.machine == "":
-		dst, err := tree.OpenDestination(tree.Local{}, r.dst.path, r.src.base())
+		dst, err := tree.OpenDestination(tree.Local{}, r.dst.path, r.src.base(), r.dst.as)
 		if err != nil {
 			return result, false, err
 		}
+		r.dst.as = dst.As()
 		defer dst.Close()
 		conn, err := far(r.src, wire.TreeSend, "")
 		if err != nil {
@@ -308,7 +315,7 @@ func (r *copyRun) widen(ctx context.Context, add func([]net.Conn) error) {
 		wg.Go(func() {
 			var lanes []net.Conn
 			for _, p := range places {
-				conn, err := p.client.Tree(ctx, wire.TreeRequest{Op: wire.TreeLane, ID: p.id})
+				conn, _, err := p.client.Tree(ctx, wire.TreeRequest{Op: wire.TreeLane, ID: p.id})
 				if err != nil { // there are fewer, then
 					break
 				}

@@ -48,6 +48,7 @@ type outcome struct {
 
 type attempt struct {
 	from, to, base string
+	as             string
 	again, plain   bool
 	lanes          int
 	cut            int64 // after so many bytes from the sender; 0: not at all
@@ -61,7 +62,7 @@ func (a attempt) run(t testing.TB) (o outcome) {
 		t.Fatal(err)
 	}
 	defer src.Close()
-	dst, err := OpenDestination(Local{}, a.to, a.base)
+	dst, err := OpenDestination(Local{}, a.to, a.base, a.as)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +263,7 @@ func TestEveryTreeArrives(t *testing.T) {
 		for range rapid.IntRange(0, 3).Draw(rt, "cuts") {
 			a.cut = rapid.Int64Range(1, 1<<20).Draw(rt, "cut")
 			a.run(t)
-			a.again = true
+			a.again, a.as = true, "named"
 		}
 		a.cut = 0
 		o := a.run(t)
@@ -372,7 +373,7 @@ func TestAFileThatChangesIsDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer src.Close()
-	dst, err := OpenDestination(Local{}, dir+"/to", "from")
+	dst, err := OpenDestination(Local{}, dir+"/to", "from", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func (f frames) over() frames { return AppendRaw(f, Over, nil) }
 // received is what a receiver makes of them.
 func (f frames) received(t *testing.T, to, base string, o ReceiveOptions) (Result, []Problem, error) {
 	t.Helper()
-	dst, err := OpenDestination(Local{}, to, base)
+	dst, err := OpenDestination(Local{}, to, base, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +296,7 @@ func TestARelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer src.Close()
-	dst, err := OpenDestination(Local{}, dir+"/to", "from")
+	dst, err := OpenDestination(Local{}, dir+"/to", "from", "")
 	if err != nil {
 		t.Fatal(err)
 	}

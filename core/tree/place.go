@@ -129,10 +129,14 @@ type Destination struct {
 	dir     *os.File
 	name    string
 	dirOnly bool // a slash follows the name
+	as      string
 }
 
 // Close closes the directory.
 func (d *Destination) Close() error { return d.dir.Close() }
+
+// As is one of wire.TreeInside and wire.TreeNamed.
+func (d *Destination) As() string { return d.as }
 
 // Path is what the copy's entry becomes, in words.
 func (d *Destination) Path() string { return d.path }
@@ -140,16 +144,17 @@ func (d *Destination) Path() string { return d.path }
 // OpenDestination opens where a copy of something called base goes. A directory
 // takes it in under that name; a base that is no name, as of `dir/.`, goes into
 // the directory itself. A symbolic link is followed, to a file too. Whatever is
-// not there is the copy's own name.
-func OpenDestination(t Files, at, base string) (*Destination, error) {
+// not there is the copy's own name. as is "", or what was found of the copy's
+// first attempt, which may have made what is there now.
+func OpenDestination(t Files, at, base, as string) (*Destination, error) {
 	st, err := t.Stat(at)
 	switch {
-	case err == nil && st.IsDir():
+	case err == nil && st.IsDir() && as != wire.TreeNamed:
 		dir, err := openDirectory(t, at)
 		if err != nil {
 			return nil, err
 		}
-		d := &Destination{path: strings.TrimRight(at, "/") + "/" + base, dir: dir, name: base}
+		d := &Destination{path: strings.TrimRight(at, "/") + "/" + base, dir: dir, name: base, as: wire.TreeInside}
 		if base == "" || base == "." || base == ".." || base == "/" {
 			d.name, d.path = "", at
 		} else if err := checkName(1, base); err != nil {
@@ -157,6 +162,8 @@ func OpenDestination(t Files, at, base string) (*Destination, error) {
 			return nil, refuse(wire.CodeBadRequest, "%q is not the name of a file", base)
 		}
 		return d, nil
+	case as == wire.TreeInside:
+		return nil, refuse(wire.CodeNotADir, "%s is no directory any more", at)
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 	default:
 		return nil, told(err, at)
@@ -176,7 +183,7 @@ func OpenDestination(t Files, at, base string) (*Destination, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Destination{path: at, dir: dir, name: name, dirOnly: strings.HasSuffix(at, "/")}, nil
+	return &Destination{path: at, dir: dir, name: name, dirOnly: strings.HasSuffix(at, "/"), as: wire.TreeNamed}, nil
 }
 
 func openDirectory(t Files, at string) (*os.File, error) {

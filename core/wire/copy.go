@@ -14,14 +14,25 @@ const (
 	TreeLane    = "lane" // a further connection of a copy that is under way
 )
 
+// Where a copy goes: into a directory, under the source's name, or under the
+// name that was given. An agent that receives says which it is in the header
+// HeaderTreeAs of its answer, since the copy itself changes what is there.
+const (
+	TreeInside   = "inside"
+	TreeNamed    = "named"
+	HeaderTreeAs = "Fleet-Tree-As"
+)
+
 // TreeRequest asks an agent for its part of a copy.
 type TreeRequest struct {
 	Op   string `json:"op"` // one of the Tree constants
 	ID   string `json:"id"` // of the copy: 32 hexadecimal digits, the client's choice
 	Path Bytes  `json:"path,omitempty"`
 	// Base is what the source is called: its name in a directory that receives it.
-	Base      Bytes `json:"base,omitempty"`
-	Recursive bool  `json:"recursive,omitempty"`
+	Base Bytes `json:"base,omitempty"`
+	// As is "" or, with Again, what the answer to the first attempt said.
+	As        string `json:"as,omitempty"`
+	Recursive bool   `json:"recursive,omitempty"`
 	// Again says that an attempt of this copy was cut. What is left of that one
 	// on the machine is ended first.
 	Again bool `json:"again,omitempty"`
