@@ -36,6 +36,7 @@ type copying struct {
 	begun chan struct{} // closed once addLane is there
 
 	mu      sync.Mutex
+	src     *tree.Source         // of one that sends
 	addLane func(net.Conn) error // nil once it is over
 }
 
@@ -68,6 +69,25 @@ func (c *copies) begin(id string, end context.CancelFunc) (*copying, error) {
 			return nil, errors.New("an attempt of this copy does not end")
 		}
 	}
+}
+
+// sends reports whether a copy of that id sends something that is so.
+func (c *copies) sends(id string, is func(*tree.Source) bool) bool {
+	c.mu.Lock()
+	n := c.byID[id]
+	c.mu.Unlock()
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.src != nil && is(n.src)
+}
+
+func (n *copying) from(src *tree.Source) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.src = src
 }
 
 func (c *copies) finish(id string, n *copying) {
@@ -121,6 +141,8 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 			return
 		}
 		defer src.Close()
+		n.from(src)
+		defer n.from(nil)
 		run = func(conn net.Conn) (tree.Result, error) {
 			t := tree.NewSender(ctx, conn, src, tree.SendOptions{Again: req.Again})
 			n.takes(t.AddLane)
@@ -133,7 +155,10 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 			return
 		}
 		defer dst.Close()
-		as = dst.As()
+		if as = dst.As(); s.copies.sends(req.From, dst.Within) {
+			refuse(w, http.StatusConflict, wire.CodeConflict, "a directory cannot be copied into itself")
+			return
+		}
 		run = func(conn net.Conn) (tree.Result, error) {
 			t := tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Recursive: req.Recursive, Again: req.Again})
 			n.takes(t.AddLane)

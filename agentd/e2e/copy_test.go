@@ -52,6 +52,8 @@ func TestFrontCopies(t *testing.T) {
 		{args: "cp box:DIR/none DIR/x", errs: "no such file or directory", exit: 5},
 		{args: "cp DIR/none box:DIR/x", errs: "no such file or directory", exit: 5},
 		{args: "cp DIR/src/a box:DIR/none/x", errs: "no such file or directory", exit: 5},
+		{args: "cp -r box:DIR/src other:DIR/src/sub", errs: "cannot be copied into itself", exit: 9},
+		{args: "cp -r box:DIR/src other:DIR/src/new", errs: "cannot be copied into itself", exit: 9},
 		{args: "cp a b", errs: "is on a machine", exit: 2},
 	} {
 		out, errOut, exit := m.front("", strings.Fields(strings.ReplaceAll(x.args, "DIR", dir))...)

@@ -211,7 +211,7 @@ func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun
 	recursive := r.call.Bool("r")
 	far := func(p *copyPlace, op, base string) (net.Conn, error) {
 		conn, as, err := p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base),
-			As: p.as, Recursive: recursive, Again: again})
+			As: p.as, From: r.src.id, Recursive: recursive, Again: again})
 		if err == nil {
 			p.as = as
 		}
@@ -338,8 +338,8 @@ func (r *copyRun) trouble(p wire.CopyProblem) {
 	if len(r.problems) < maxProblems {
 		r.problems = append(r.problems, p)
 	}
-	first := !r.said[p]
-	if len(r.said) < maxProblems {
+	first := !r.said[p] && len(r.said) < maxProblems
+	if first {
 		r.said[p] = true
 	}
 	r.mu.Unlock()

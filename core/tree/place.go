@@ -135,6 +135,41 @@ type Destination struct {
 // Close closes the directory.
 func (d *Destination) Close() error { return d.dir.Close() }
 
+// Within reports whether the destination lies in what the source is: a copy of
+// a directory into itself would have no end.
+func (d *Destination) Within(s *Source) bool {
+	if s.file == nil || kindOf(s.st) != unix.S_IFDIR {
+		return false
+	}
+	at, up := d.dir, d.dir
+	defer func() {
+		if at != d.dir {
+			at.Close()
+		}
+	}()
+	for last := (version{}); ; {
+		st, err := statFile(at)
+		if err != nil {
+			return false
+		}
+		v := version{dev: uint64(st.Dev), ino: st.Ino}
+		if v.dev == uint64(s.st.Dev) && v.ino == s.st.Ino {
+			return true
+		}
+		if v == last { // the root is its own parent
+			return false
+		}
+		last = v
+		if up, err = openDirAt(at, ".."); err != nil {
+			return false
+		}
+		if at != d.dir {
+			at.Close()
+		}
+		at = up
+	}
+}
+
 // As is one of wire.TreeInside and wire.TreeNamed.
 func (d *Destination) As() string { return d.as }
 

@@ -30,6 +30,9 @@ type TreeRequest struct {
 	Path Bytes  `json:"path,omitempty"`
 	// Base is what the source is called: its name in a directory that receives it.
 	Base Bytes `json:"base,omitempty"`
+	// From is the id of the copy that sends, where that is a machine's: were it
+	// this one, a directory could go into itself.
+	From string `json:"from,omitempty"`
 	// As is "" or, with Again, what the answer to the first attempt said.
 	As        string `json:"as,omitempty"`
 	Recursive bool   `json:"recursive,omitempty"`
