@@ -12,6 +12,7 @@ import (
 	"fleet.example/fleet/agentd/api"
 	"fleet.example/fleet/agentd/files"
 	"fleet.example/fleet/agentd/latch"
+	"fleet.example/fleet/agentd/workspace"
 	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/wire"
@@ -23,7 +24,8 @@ const sockRetry = 15 * time.Second
 // tried again.
 func (a *Agent) serve(ctx context.Context) {
 	s := &api.Server{Agent: a, Sessions: a.sessions, Tokens: a.tokens, Log: a.LogFile, Logger: a.Log,
-		Files: &files.Files{Tree: files.Everything{}, Home: a.Account.Home, Umask: fs.FileMode(a.Umask)}}
+		Workspaces: &workspace.Manager{Dir: filepath.Join(a.Dirs.Data, place.WorkspacesDir), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask, Log: a.Log},
+		Files:      &files.Files{Tree: files.Everything{}, Home: a.Account.Home, Umask: fs.FileMode(a.Umask)}}
 	for ctx.Err() == nil {
 		agent, err := api.Listen(filepath.Join(a.Dirs.Runtime, place.AgentSocket))
 		var mint net.Listener

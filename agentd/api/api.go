@@ -27,6 +27,7 @@ import (
 	"fleet.example/fleet/agentd/logfile"
 	"fleet.example/fleet/agentd/session"
 	"fleet.example/fleet/agentd/token"
+	"fleet.example/fleet/agentd/workspace"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
@@ -52,8 +53,10 @@ type Server struct {
 	Sessions *session.Manager
 	Tokens   *token.Set
 	Files    *files.Files
-	Log      *logfile.File
-	Logger   hclog.Logger
+	// Workspaces are those of the account.
+	Workspaces *workspace.Manager
+	Log        *logfile.File
+	Logger     hclog.Logger
 
 	fileCalls, forwards chan struct{}
 	copies              copies
@@ -85,6 +88,10 @@ var agentRoutes = []route{
 	{"POST", wire.PathSessions + "/{id}/signal", (*Server).signalSession},
 	{"GET", wire.PathForward, (*Server).forward},
 	{"POST", wire.PathTree, (*Server).tree},
+	{"GET", wire.PathWorkspaces, (*Server).listWorkspaces},
+	{"POST", wire.PathWorkspaces, (*Server).createWorkspace},
+	{"GET", wire.PathWorkspaces + "/{name}", (*Server).showWorkspace},
+	{"DELETE", wire.PathWorkspaces + "/{name}", (*Server).removeWorkspace},
 	{"GET", wire.PathLogs, (*Server).logs},
 	{"POST", wire.PathStop, (*Server).stop},
 	{"POST", wire.PathStart, (*Server).start},
@@ -113,7 +120,12 @@ func (s *Server) mux(routes []route) http.Handler {
 		mux.HandleFunc(rt.method+" "+rt.path, func(w http.ResponseWriter, r *http.Request) { rt.handle(s, w, r) })
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, pattern := mux.Handler(r); pattern == "" {
+		_, pattern := mux.Handler(r)
+		if scope := scopeOf(r); scope != "" && !within[pattern] {
+			refuseScope(w, scope)
+			return
+		}
+		if pattern == "" {
 			if _, p := mux.Handler(&http.Request{Method: other(r.Method), URL: r.URL, Host: r.Host}); p != "" {
 				refuse(w, http.StatusMethodNotAllowed, wire.CodeBadRequest, "this path does not take "+r.Method)
 				return
@@ -137,11 +149,15 @@ func other(method string) string {
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if !ok || !s.Tokens.Valid(secret.Of(t)) {
+		scope, valid := "", false
+		if ok {
+			scope, valid = s.Tokens.Check(secret.Of(t))
+		}
+		if !valid {
 			refuse(w, http.StatusUnauthorized, wire.CodeUnauthorized, "")
 			return
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, scoped(r, scope))
 	})
 }
 
@@ -231,14 +247,16 @@ func (s *Server) mint(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if req.Workspace != "" {
-		refuse(w, http.StatusNotFound, wire.CodeWorkspaceMissing, "no workspace is named "+strconv.Quote(req.Workspace))
-		return
+		if _, err := s.Workspaces.Get(req.Workspace); err != nil {
+			refuseWorkspace(w, err)
+			return
+		}
 	}
 	if !(req.LifetimeS >= 0 && req.LifetimeS <= token.MaxLifetime.Seconds()) {
 		refuse(w, http.StatusBadRequest, wire.CodeBadRequest, fmt.Sprintf("a token lives at most %v", token.MaxLifetime))
 		return
 	}
-	t, until := s.Tokens.Mint(time.Duration(req.LifetimeS * float64(time.Second)))
+	t, until := s.Tokens.Mint(time.Duration(req.LifetimeS*float64(time.Second)), req.Workspace)
 	answer(w, wire.TokenMinted{Token: t.Reveal(), ExpiresAt: wire.Time{Time: until}})
 }
 

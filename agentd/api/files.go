@@ -43,6 +43,15 @@ func (s *Server) files(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, wire.CodeBadRequest, "the path is not escaped well")
 		return
 	}
+	if scope := scopeOf(r); scope != "" {
+		within, err := s.within(scope)
+		if err != nil {
+			refuseFile(w, err)
+			return
+		}
+		defer within.Files.Tree.(*files.Confined).Close()
+		s = within
+	}
 	defer func() { // the connection's next request has its own time
 		rc := http.NewResponseController(w)
 		rc.SetReadDeadline(time.Time{})

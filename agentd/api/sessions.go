@@ -23,19 +23,44 @@ func (s *Server) listSessions(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusInternalServerError, wire.CodeInternal, err.Error())
 		return
 	}
-	for i := range list {
-		list[i].Schema = ""
+	own := list[:0]
+	for _, one := range list {
+		one.Schema = ""
+		if scope := scopeOf(r); scope == "" || scope == one.Workspace {
+			own = append(own, one)
+		}
 	}
-	answer(w, wire.Sessions{Schema: wire.SchemaSessions, Sessions: list})
+	answer(w, wire.Sessions{Schema: wire.SchemaSessions, Sessions: own})
 }
 
 func (s *Server) showSession(w http.ResponseWriter, r *http.Request) {
+	if !s.mayReach(w, r) {
+		return
+	}
 	one, err := s.Sessions.Get(r.Context(), r.PathValue("id"))
 	if err != nil {
 		refuseSession(w, err)
 		return
 	}
 	answer(w, one)
+}
+
+// mayReach refuses a session that is not within the token's scope as one that
+// is not there.
+func (s *Server) mayReach(w http.ResponseWriter, r *http.Request) bool {
+	scope := scopeOf(r)
+	if scope == "" {
+		return true
+	}
+	in, err := s.Sessions.WorkspaceOf(r.PathValue("id"))
+	if err == nil && in != scope {
+		err = session.ErrNotFound
+	}
+	if err != nil {
+		refuseSession(w, err)
+		return false
+	}
+	return true
 }
 
 // createSession starts a session. With Upgrade the connection becomes its
@@ -49,9 +74,23 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) {
 		refuseHint(w, http.StatusConflict, wire.CodeDraining, "this machine is draining and starts no session", "fleet undrain lets it accept work again")
 		return
 	}
+	if scope := scopeOf(r); scope != "" {
+		if req.Workspace == "" {
+			req.Workspace = scope
+		}
+		in, err := s.Sessions.WorkspaceOf(req.ID)
+		if req.Workspace != scope || err == nil && in != scope {
+			refuseScope(w, scope)
+			return
+		}
+	}
 	if req.Workspace != "" {
-		refuse(w, http.StatusNotFound, wire.CodeWorkspaceMissing, "no workspace has this name")
-		return
+		leave, err := s.enter(r.Context(), &req)
+		if err != nil {
+			refuseWorkspace(w, err)
+			return
+		}
+		defer leave()
 	}
 	id, err := s.Sessions.Create(r.Context(), req)
 	if err != nil {
@@ -74,6 +113,9 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) {
 func (s *Server) signalSession(w http.ResponseWriter, r *http.Request) {
 	var req wire.SignalRequest
 	if !readBody(w, r, &req) {
+		return
+	}
+	if !s.mayReach(w, r) {
 		return
 	}
 	id := r.PathValue("id")
@@ -118,7 +160,9 @@ func (s *Server) streamSession(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusUpgradeRequired, wire.CodeBadRequest, "a stream needs Upgrade: "+wire.UpgradeSession)
 		return
 	}
-	s.stream(w, r, r.PathValue("id"), nil)
+	if s.mayReach(w, r) {
+		s.stream(w, r, r.PathValue("id"), nil)
+	}
 }
 
 // stream turns the connection into the session's stream, which begins with what

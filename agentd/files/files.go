@@ -71,6 +71,8 @@ type Files struct {
 	Home  string // where relative paths begin
 	Umask fs.FileMode
 
+	whole *Files // whose part this is, and whose locks count
+
 	mu    sync.Mutex
 	names map[string]*name // that somebody writes to now
 }
@@ -82,6 +84,9 @@ type name struct {
 }
 
 func (f *Files) lock(at string) (unlock func()) {
+	if f.whole != nil {
+		return f.whole.lock(at)
+	}
 	f.mu.Lock()
 	if f.names == nil {
 		f.names = map[string]*name{}

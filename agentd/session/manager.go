@@ -150,7 +150,7 @@ func (m *Manager) Create(ctx context.Context, req wire.SessionRequest) (_ string
 		return "", fmt.Errorf("cannot make session directory: %w", err)
 	}
 	token := secret.New("fx_")
-	rec := record{ID: id, Argv0: argv0, StartedAt: wire.Time{Time: time.Now()}, PTY: req.PTY != nil,
+	rec := record{ID: id, Argv0: argv0, Workspace: req.Workspace, StartedAt: wire.Time{Time: time.Now()}, PTY: req.PTY != nil,
 		Socket: filepath.Join(m.Run, id+".sock"), Token: token.Reveal()}
 	cfg.ID, cfg.Dir, cfg.Socket, cfg.Token = id, dir, rec.Socket, rec.Token
 	cfg.Env = append(cfg.Env, "FLEET_SESSION="+id)

@@ -27,16 +27,18 @@ type Set struct {
 type entry struct {
 	digest secret.Digest
 	until  time.Time
+	scope  string
 }
 
-// Mint makes a token that is good for life; 0 means the default.
-func (s *Set) Mint(life time.Duration) (secret.Text, time.Time) {
+// Mint makes a token that is good for life, 0 meaning the default, within a
+// scope; "" is no bound.
+func (s *Set) Mint(life time.Duration, scope string) (secret.Text, time.Time) {
 	if life <= 0 {
 		life = DefaultLifetime
 	}
 	t := secret.New("fa_")
 	now := time.Now()
-	e := entry{t.Digest(), now.Add(min(life, MaxLifetime))}
+	e := entry{t.Digest(), now.Add(min(life, MaxLifetime)), scope}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prune(now)
@@ -64,8 +66,9 @@ func (s *Set) prune(now time.Time) {
 	s.list = kept
 }
 
-// Valid reports whether the token is good. Every kept one is compared.
-func (s *Set) Valid(t secret.Text) bool {
+// Check reports whether the token is good, and within which scope. Every kept
+// one is compared.
+func (s *Set) Check(t secret.Text) (scope string, valid bool) {
 	d := t.Digest()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +77,10 @@ func (s *Set) Valid(t secret.Text) bool {
 	for i := range s.list {
 		digests[i] = s.list[i].digest
 	}
-	return !t.Empty() && secret.Match(d, digests...) >= 0
+	if i := secret.Match(d, digests...); i >= 0 && !t.Empty() {
+		return s.list[i].scope, true
+	}
+	return "", false
 }
 
 // RevokeAll ends every token and returns how many there were.

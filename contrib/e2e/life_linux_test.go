@@ -145,6 +145,52 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 		w.fails(2, "loopback", "forward", "box", "0.0.0.0:0:80")
 	})
 
+	t.Run("workspace", func(t *testing.T) { // R31, R33
+		w.sh(h, "dana", "git init -q --bare -b main repo.git && git clone -q repo.git seed 2>/dev/null && cd seed && echo one >file && git add file && "+
+			"git -c user.name=d -c user.email=d@x commit -q -m one && git push -q origin HEAD:main && cd .. && rm -rf seed")
+		script, env := filepath.Join(w.dir, "prepare"), filepath.Join(w.dir, "env")
+		if err := os.WriteFile(script, []byte("echo \"$FLEET_WORKSPACE $FLEET_BRANCH $SECRET\" >>../prepared\n[ ! -e stop ] || { echo there is a stop >&2; exit 3; }\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(env, []byte("SECRET=s3cret\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		path := strings.TrimSpace(w.must("fleet", "workspace", "create", "box", "task", "--repo", "/home/dana/repo.git#mine", "--root", "~/work", "--prepare", script))
+		if path != "/home/dana/work/task" {
+			t.Error(path)
+		}
+		in := []string{"exec", "-w", "task", "--env-file", env, "box", "--"}
+		if r := w.run("fleet", append(in, "sh", "-c", "pwd; cat file; git branch --show-current; echo $FLEET_WORKSPACE; echo more >>file")...); r.out != path+"\none\nmine\ntask\n" {
+			t.Error(r)
+		}
+		w.must("fleet", append(in, "grep", "-q", "more", "file")...)
+		if s := w.sh(h, "dana", "cat work/prepared; grep -r s3cret .local/share/fleet-agent || true"); s != strings.Repeat("task mine s3cret\n", 2) {
+			t.Errorf("%q", s)
+		}
+		w.sh(h, "dana", "touch work/task/stop")
+		w.fails(255, "there is a stop", append(in, "touch", "/home/dana/started")...)
+		w.sh(h, "dana", "[ ! -e started ] && rm work/task/stop")
+		w.fails(255, "no workspace", "exec", "-w", "none", "box", "--", "true")
+		session := strings.TrimSpace(w.must("fleet", "exec", "-w", "task", "--detach", "box", "--", "sleep", "1000"))
+		if r := w.run("fleet", "workspace", "show", "box", "task", "--json"); !strings.Contains(r.out, `"sessions": 1`) {
+			t.Error(r)
+		}
+		w.fails(9, "1 sessions run", "workspace", "rm", "box", "task")
+		w.must("fleet", "kill", "box", session)
+		w.poll("the workspace to be free", func() error {
+			if r := w.run("fleet", "workspace", "rm", "box", "task"); r.exit != 0 {
+				return fmt.Errorf("%s", r)
+			}
+			return nil
+		})
+		if s := w.sh(h, "dana", "ls work; ls -d .local/share/fleet-agent/*/sessions/"+session+" 2>/dev/null || true"); s != "prepared\n" {
+			t.Errorf("%q", s)
+		}
+		if r := w.run("fleet", "workspace", "ls", "box"); r.exit != 0 || r.out != "" {
+			t.Error(r)
+		}
+	})
+
 	t.Run("exec", func(t *testing.T) { // R34
 		r := w.input("in", "fleet", "exec", "-i", "box", "--", "sh", "-c", "cat; echo err >&2; exit 7")
 		if r.out != "in" || r.err != "err\n" || r.exit != 7 {

@@ -91,7 +91,8 @@ func (e *Error) asFault() error {
 	switch e.Detail.Code {
 	case wire.CodeNotFound, wire.CodeWorkspaceMissing:
 		exit = fault.NotFound
-	case wire.CodeDraining, wire.CodeConflict, wire.CodeForbidden, wire.CodeUnauthorized, wire.CodeSessionUnusable, wire.CodeBusy,
+	case wire.CodeWorkspaceBusy, wire.CodeWorkspaceFailed, wire.CodeToolMissing,
+		wire.CodeDraining, wire.CodeConflict, wire.CodeForbidden, wire.CodeUnauthorized, wire.CodeSessionUnusable, wire.CodeBusy,
 		wire.CodeExists, wire.CodeNoListener, wire.CodePrecondition, wire.CodeNotEmpty, wire.CodeNotAFile, wire.CodeNotADir:
 		exit = fault.Refused
 	case wire.CodeBadRequest, wire.CodeTooLarge, wire.CodeNotJSON, wire.CodeBadRange:
@@ -120,6 +121,8 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 		repeatable = r.ID != ""
 	case wire.TreeRequest: // an attempt ends the one before
 		repeatable = r.Op != wire.TreeLane
+	case wire.WorkspaceRequest:
+		repeatable = true // asked for again, it is the same one
 	}
 	mint, renewed, again := false, false, false
 	for {
@@ -128,7 +131,7 @@ func (c *Client) request(ctx context.Context, method, path string, in any, upgra
 			return nil, err
 		}
 		mint = false
-		resp, err := c.send(ctx, method, path, tok, body, upgrade)
+		resp, err := c.send(ctx, method, path, tok, body, upgrade, patience(in))
 		if err != nil {
 			if repeatable && !again && ctx.Err() == nil && !errors.As(err, new(*fault.Error)) {
 				again = true
@@ -178,9 +181,9 @@ func refusal(resp *http.Response) *Error {
 	return e
 }
 
-func (c *Client) send(ctx context.Context, method, path string, token secret.Text, body []byte, upgrade string) (*http.Response, error) {
-	if upgrade != "" {
-		return c.ask(ctx, method, path, token, body, upgrade)
+func (c *Client) send(ctx context.Context, method, path string, token secret.Text, body []byte, upgrade string, wait time.Duration) (*http.Response, error) {
+	if upgrade != "" || wait > callTimeout {
+		return c.ask(ctx, method, path, token, body, upgrade, wait)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 	if err != nil {
@@ -209,7 +212,7 @@ func (c *Client) currentToken(ctx context.Context, renew bool) (secret.Text, err
 }
 
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*patience(in))
 	defer cancel()
 	resp, err := c.request(ctx, method, path, in, "")
 	if err != nil {

@@ -17,10 +17,11 @@ import (
 // body with it.
 const maxHead = 128 << 10
 
-// ask makes a request for a stream on a connection of its own: nothing else
-// ever uses that connection, so there is nothing for a pool or its goroutines
-// to do. ctx bounds the request until the answer is here.
-func (c *Client) ask(ctx context.Context, method, path string, token secret.Text, body []byte, protocol string) (_ *http.Response, err error) {
+// ask makes a request for a stream, or one whose answer takes its time, on a
+// connection of its own: nothing else ever uses that connection, so there is
+// nothing for a pool or its goroutines to do. ctx bounds the request until the
+// answer is here, and so does wait. Without a protocol it is for no stream.
+func (c *Client) ask(ctx context.Context, method, path string, token secret.Text, body []byte, protocol string, wait time.Duration) (_ *http.Response, err error) {
 	nc, err := c.dialer.Dial(ctx)
 	if err != nil {
 		return nil, err
@@ -30,11 +31,11 @@ func (c *Client) ask(ctx context.Context, method, path string, token secret.Text
 			nc.Close()
 		}
 	}()
-	nc.SetDeadline(time.Now().Add(callTimeout))
+	nc.SetDeadline(time.Now().Add(wait))
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	head := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer %s\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n",
-		method, path, token.Reveal(), protocol, len(body))
+	head := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer %s\r\n%sContent-Length: %d\r\n\r\n",
+		method, path, token.Reveal(), connection(protocol), len(body))
 	if _, err := nc.Write(append([]byte(head), body...)); err != nil {
 		return nil, err
 	}
@@ -60,6 +61,14 @@ func (c *Client) ask(ctx context.Context, method, path string, token secret.Text
 	early, _ := r.Peek(r.Buffered()) // frames that came with the head
 	resp.Body = &read{nc, early}
 	return resp, nil
+}
+
+// connection says what is to become of the connection.
+func connection(protocol string) string {
+	if protocol == "" {
+		return "Connection: close\r\n"
+	}
+	return "Connection: Upgrade\r\nUpgrade: " + protocol + "\r\n"
 }
 
 // read is a connection of which some bytes were read ahead.

@@ -40,7 +40,8 @@ type Reach struct {
 func DataPath(reach Reach) []*command.Command {
 	return []*command.Command{
 		execCommand(reach), shellCommand(reach), sessionsCommand(reach), attachCommand(reach), killCommand(reach),
-		agentLogsCommand(reach), cpCommand(reach), fileCommand(reach), forwardCommand(reach), stopCommand(reach), startCommand(reach), restartCommand(reach),
+		agentLogsCommand(reach), cpCommand(reach), fileCommand(reach), forwardCommand(reach), workspaceCommand(reach),
+		stopCommand(reach), startCommand(reach), restartCommand(reach),
 		drainCommand(reach), undrainCommand(reach),
 	}
 }

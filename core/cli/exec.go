@@ -223,11 +223,12 @@ func shellCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "shell", Group: groupReach, Args: "MACHINE", Summary: "open the account's login shell on a machine",
 		Help: "Enter ~ . leaves the shell running and ends the connection; fleet attach comes back to it. Without a\nterminal the shell reads commands from standard input, and the exit code is its own.",
 		Min:  1, Max: 1, FailureExit: fault.ExecFailure,
+		Flags: []ufcli.Flag{&ufcli.StringFlag{Name: "w", Aliases: []string{"workspace"}, Usage: "open it in `WORKSPACE`"}},
 		Run: func(ctx context.Context, c *command.Call) error {
 			terminal := command.IsTerminal(c.Stdin)
 			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
 				return attached(ctx, o, t, streams{input: true, pty: terminal, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
-					req := wire.SessionRequest{Shell: true}
+					req := wire.SessionRequest{Shell: true, Workspace: c.String("w")}
 					if terminal {
 						req.PTY = &wire.PTY{Term: c.Getenv("TERM"), Rows: at.Size.Rows, Cols: at.Size.Cols}
 					}

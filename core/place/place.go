@@ -59,6 +59,7 @@ const (
 	InstallationFile = "installation"
 	LatchFile        = "latch"
 	SessionsDir      = "sessions"
+	WorkspacesDir    = "workspaces"
 	VersionsDir      = "versions"
 	CurrentLink      = "current"
 	LockFile         = "lock"

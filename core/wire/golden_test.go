@@ -46,6 +46,9 @@ func TestDocuments(t *testing.T) {
 		"test":              wire.Test{Schema: wire.SchemaTest},
 		"token":             wire.Token{Schema: wire.SchemaToken},
 		"tree":              wire.TreeRequest{},
+		"workspace":         wire.Workspace{Schema: wire.SchemaWorkspace},
+		"workspaces":        wire.Workspaces{Schema: wire.SchemaWorkspaces, Workspaces: []wire.Workspace{}},
+		"workspace-removed": wire.WorkspaceRemoved{Schema: wire.SchemaWorkspace},
 		"web-link":          wire.WebLink{Schema: wire.SchemaWebLink},
 	})
 }
