@@ -16,7 +16,7 @@ func TestACopyIsAskedForInOrder(t *testing.T) {
 	s, _ := server(t)
 	s.Files = &files.Files{Tree: files.Everything{}, Home: t.TempDir()}
 	h := s.AgentServer().Handler
-	tok, _ := s.Tokens.Mint(time.Minute)
+	tok, _ := s.Tokens.Mint(time.Minute, "")
 	id := strings.Repeat("0a", 16)
 	for _, x := range []struct {
 		upgrade, body string
