@@ -335,8 +335,12 @@ func (c *checks) stop(log hclog.Logger, reason string) {
 func (a *Agent) body() wire.CheckBody {
 	b := wire.CheckBody{Boot: bootID(), Name: a.host, Version: a.Version, OS: runtime.GOOS, Arch: runtime.GOARCH,
 		Scope: a.record.Scope, ServiceManager: a.record.Manager, Readiness: a.probes.Snapshot()}
-	if g := a.store.Status().Gate; g > 0 {
-		b.Have = map[string]int64{"gate": g}
+	st := a.store.Status()
+	if b.Have = st.Have; st.Gate > 0 {
+		if b.Have == nil {
+			b.Have = map[string]int64{}
+		}
+		b.Have[wire.MaterialGate] = st.Gate
 	}
 	return b
 }
@@ -362,6 +366,9 @@ func (a *Agent) findings() []wire.Finding {
 	}
 	if len(st.Damaged) > 0 {
 		add("credential_damaged", wire.SeverityWarn, strings.Join(st.Damaged, "; "), "install the machine again if it stays unheard of; the damaged file is kept")
+	}
+	if st.Refused != "" {
+		add("statement_refused", wire.SeverityWarn, st.Refused, "fleet install with --signers FILE says whose statements this machine takes; fleet rotate url|ca --status, what became of it")
 	}
 	if st.State == wire.CredentialBehind {
 		add("credential_behind", wire.SeverityBlock, "the plane knows a later generation than this machine has", "restore the data directory's credential, or delete and install the machine again")

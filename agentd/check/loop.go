@@ -101,6 +101,10 @@ type Loop struct {
 	toldOffset  time.Duration // what Skewed was called about last
 	requests    wire.Requests
 	want        int64                 // version of the gate token
+	moves       map[string]int64      // versions of the other kinds
+	unreached   int                   // checks in a row that nobody answered
+	astray      bool                  // the place before is to be asked for news
+	sought      bool                  // the worker looks for why a check was refused
 	answered    credential.Credential // presented with the last check that was
 	shut        bool                  // a check was refused, by the gate perhaps
 	gone        bool                  // the plane said so of this machine in front of the gate
@@ -323,7 +327,7 @@ func (l *Loop) check(ctx context.Context, w way) {
 		l.Store.GateAccepted(l.gate)
 		l.note(answer, now, time.Since(began))
 		l.mu.Lock()
-		l.answered, l.want, l.shut, l.gone = w.cred, answer.Want[wire.MaterialGate], false, false
+		l.answered, l.want, l.moves, l.shut, l.gone = w.cred, answer.Want[wire.MaterialGate], answer.Want, false, false
 		l.mu.Unlock()
 		poke(l.work)
 	case w.held != nil:
@@ -332,6 +336,7 @@ func (l *Loop) check(ctx context.Context, w way) {
 		wait = l.refusal(w.cred, err, now)
 	}
 	l.judge(err)
+	l.strayed(err)
 	l.due = l.started.Add(wait)
 	l.report(err, now, wait)
 }
@@ -555,6 +560,9 @@ func (l *Loop) gateWork(ctx context.Context, client Plane) {
 	defer cancel()
 	var moved bool
 	var err error
+	l.mu.Lock()
+	l.sought = shut
+	l.mu.Unlock()
 	if shut {
 		moved, err = l.Store.SeekGate(ctx, f)
 		l.mu.Lock()
@@ -606,6 +614,7 @@ func (l *Loop) worker(ctx context.Context) {
 		}
 		if client != nil {
 			l.gateWork(ctx, client)
+			l.planeWork(ctx, client)
 			wctx, cancel := context.WithTimeout(ctx, workBudget)
 			moved, err := l.advance(wctx, client, requests)
 			cancel()
@@ -626,7 +635,7 @@ func (l *Loop) worker(ctx context.Context) {
 			}
 		}
 		now, off := l.Store.Status(), l.ClockTrouble()
-		if l.Changed != nil && (now.State != state.State || now.Problem != state.Problem || (off == "") != (trouble == "")) {
+		if l.Changed != nil && (now.State != state.State || now.Problem != state.Problem || now.Refused != state.Refused || (off == "") != (trouble == "")) {
 			l.Changed()
 		}
 		state, trouble = now, off

@@ -196,6 +196,20 @@ func (r *Rung) close() {
 	}
 }
 
+// known is the certificate by which the plane knew this machine at the last
+// check, or nil.
+func (l *Loop) known() *certificate.Held {
+	if l.Rung == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if by := l.Rung.by; by != nil && by.held != nil && by.held.TLS != nil {
+		return by.held
+	}
+	return nil
+}
+
 // accepted takes note of how the plane accepted a check, and of which
 // generation of the bearer it says is current.
 func (l *Loop) accepted(w way, generation int64, now time.Time) {
@@ -454,14 +468,22 @@ var errNoCertifier = errors.New("this plane's client asks for no certificates")
 
 // certify asks for a certificate for h and writes it.
 func (l *Loop) certify(ctx context.Context, through Plane, h *certificate.Held) error {
+	p, _ := l.Store.Plane()
+	if p == nil {
+		return nil
+	}
+	return l.certifyAt(ctx, through, h, p.URL)
+}
+
+// certifyAt asks the plane at a URL, which may be one that is only tried.
+func (l *Loop) certifyAt(ctx context.Context, through Plane, h *certificate.Held, at string) error {
 	r := l.Rung
 	via, ok := through.(Certifier)
 	if !ok {
 		return errNoCertifier
 	}
 	cred, ok := l.Store.Present()
-	p, _ := l.Store.Plane()
-	if !ok || p == nil {
+	if !ok {
 		return nil
 	}
 	csr, err := h.Request()
@@ -487,6 +509,6 @@ func (l *Loop) certify(ctx context.Context, through Plane, h *certificate.Held) 
 	if err != nil {
 		return err
 	}
-	_, err = r.Certs.Certified(h, *a, p.URL)
+	_, err = r.Certs.Certified(h, *a, at)
 	return err
 }

@@ -54,6 +54,10 @@
 // (Problem). The package never drops a credential because of what a plane
 // answers.
 //
+// The package also keeps where the plane is and what vouches for it, which a
+// person's signed statement may change: see move.go, which argues it, and the
+// gate token: see gate.go.
+//
 // Methods that the check loop calls (Present, Accepted, Refused) touch memory
 // only; whatever touches the disk or the network is in Advance, Install and
 // Reload, so a slow disk never delays a check (R17).

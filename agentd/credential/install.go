@@ -69,6 +69,9 @@ func checkPlane(p wire.CredentialPlane) error {
 	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return errors.New("the plane's URL is not https://HOST[:PORT]")
 	}
+	if p.URLVersion < 0 || p.TrustVersion < 0 {
+		return errors.New("the plane's versions are not numbers from 0 on")
+	}
 	if p.RootsPEM != "system" && !x509.NewCertPool().AppendCertsFromPEM([]byte(p.RootsPEM)) {
 		return errors.New("the plane's roots hold no certificate")
 	}
@@ -209,11 +212,18 @@ func (s *Store) moveAside(held [slots]*Credential, damaged [slots]string) error 
 }
 
 func (s *Store) writePlane(doc *wire.Credential) error {
-	b, err := json.MarshalIndent(planeFile(doc.Plane), "", "  ")
+	// What was staged was of a time before this.
+	if err := s.fs.Remove(nextPlaneFile); err != nil {
+		return err
+	}
+	b, err := encodePlane(Plane(doc.Plane))
 	if err != nil {
 		return err
 	}
-	if err := Replace(s.fs, PlaneFile, append(b, '\n')); err != nil {
+	if err := Replace(s.fs, PlaneFile, b); err != nil {
+		return err
+	}
+	if err := s.fs.Remove(previousPlaneFile); err != nil {
 		return err
 	}
 	if doc.Gate == nil {

@@ -42,6 +42,9 @@ var names = [slots]string{NextFile, CurrentFile, PreviousFile}
 type Plane struct {
 	URL      string
 	RootsPEM string // or "system"
+	// Versions of the two, 0 before a person's statement was taken.
+	URLVersion   int64
+	TrustVersion int64
 }
 
 // Row is the row that the plane confirmed last. It outlives a restart, so that
@@ -81,6 +84,7 @@ type Store struct {
 	accepted *Credential // presented last with success
 	plane    *Plane
 	gates    gates
+	moves    moves
 	planeErr string
 	row      *Row
 	rowSaved Row
@@ -170,6 +174,7 @@ func (s *Store) reload() (lost *Credential) {
 	same := s.held[s.cursor].is(held[s.cursor])
 	s.held, s.damaged, s.blocked = held, damaged, blocked
 	s.plane, s.planeErr = plane, planeErr
+	s.moves.staged = true // goOn looks
 	s.gates.adopt(gates)
 	machine := s.machineLocked()
 	s.revoked = revoked && (machine == "" || mark.Machine == machine)
@@ -215,27 +220,25 @@ func (s *Store) readJSON(name string, v any) error {
 }
 
 type planeFile struct {
-	URL      string `json:"url"`
-	RootsPEM string `json:"roots_pem"`
+	URL          string `json:"url"`
+	RootsPEM     string `json:"roots_pem"`
+	URLVersion   int64  `json:"url_version,omitempty"`
+	TrustVersion int64  `json:"trust_version,omitempty"`
 }
 
 func (s *Store) readPlane() (*Plane, gates, string) {
-	var p planeFile
-	err := s.readJSON(PlaneFile, &p)
+	p, err := s.decodePlane(PlaneFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, gates{}, ""
-	}
-	if err == nil {
-		err = checkPlane(wire.CredentialPlane(p))
 	}
 	if err != nil {
 		return nil, gates{}, fmt.Sprintf("%s: %v", PlaneFile, err)
 	}
 	gate, err := s.readGate()
 	if err != nil {
-		return &Plane{p.URL, p.RootsPEM}, gate, fmt.Sprintf("%s: %v", GateFile, err)
+		return p, gate, fmt.Sprintf("%s: %v", GateFile, err)
 	}
-	return &Plane{p.URL, p.RootsPEM}, gate, ""
+	return p, gate, ""
 }
 
 // Machine is the machine id that the credential names, or "".
@@ -347,6 +350,10 @@ type Status struct {
 	Problem    string   // why the last write did not succeed
 	Damaged    []string // files that cannot be read, and why
 	Revoked    bool
+	// Have is the version of each kind of material that a person signs; 0 ones are
+	// left out. Refused says why the plane's last statement was not taken.
+	Have    map[string]int64
+	Refused string
 }
 
 // Status tells without touching the disk.
@@ -374,7 +381,16 @@ func (s *Store) Status() Status {
 	}
 	if s.plane != nil {
 		st.Plane = s.plane.URL
+		for _, kind := range signedKinds {
+			if v := s.plane.Version(kind); v > 0 {
+				if st.Have == nil {
+					st.Have = map[string]int64{}
+				}
+				st.Have[kind] = v
+			}
+		}
 	}
+	st.Refused = s.moves.problem
 	if g := s.gates.present(); g != nil {
 		st.Gate = g.Version
 	}

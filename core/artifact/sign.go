@@ -27,12 +27,19 @@ type Signers []ssh.PublicKey
 
 // Errors of a signature.
 var (
-	ErrUntrusted = errors.New("the signature is by a key that is not trusted for artifacts")
+	ErrUntrusted = errors.New("the signature is by a key that is not trusted for this")
 	ErrSignature = errors.New("the signature does not fit")
 )
 
-// Verify checks the signature over message and returns the signer's fingerprint.
+// Verify checks an artifact's signature over message and returns the signer's
+// fingerprint.
 func (s Signers) Verify(message, armored []byte) (fingerprint string, err error) {
+	return s.VerifyIn(wire.NamespaceArtifact, message, armored)
+}
+
+// VerifyIn is Verify for what is signed in another namespace: a signature that
+// was made for one thing is never taken for another (R37).
+func (s Signers) VerifyIn(namespace string, message, armored []byte) (fingerprint string, err error) {
 	sig, err := sshsig.Unarmor(armored)
 	if err != nil {
 		return "", fmt.Errorf("malformed signature: %w", err)
@@ -41,7 +48,7 @@ func (s Signers) Verify(message, armored []byte) (fingerprint string, err error)
 		if !bytes.Equal(k.Marshal(), sig.PublicKey.Marshal()) {
 			continue
 		}
-		if err := sshsig.Verify(bytes.NewReader(message), sig, k, sig.HashAlgorithm, wire.NamespaceArtifact); err != nil {
+		if err := sshsig.Verify(bytes.NewReader(message), sig, k, sig.HashAlgorithm, namespace); err != nil {
 			return "", ErrSignature
 		}
 		return ssh.FingerprintSHA256(k), nil

@@ -15,7 +15,9 @@ const (
 
 // Kinds of material.
 const (
-	MaterialGate = "gate" // the gate token
+	MaterialGate  = "gate"  // the gate token
+	MaterialURL   = "url"   // where the plane is; a person signs it
+	MaterialTrust = "trust" // which roots vouch for the plane; a person signs it
 )
 
 // SchemaMaterial names the Material document.
@@ -27,7 +29,10 @@ type Material struct {
 	Schema  string `json:"schema"`
 	Kind    string `json:"kind"`
 	Version int64  `json:"version"`
-	Value   string `json:"value"`
+	// Value is the gate token or, of a kind that a person signs, the statement's
+	// bytes; Signature goes with those.
+	Value     string `json:"value"`
+	Signature string `json:"signature,omitempty"`
 }
 
 // Bounds of a gate token's value.
@@ -93,6 +98,11 @@ type RotationRequest struct {
 	// DrillS seconds at most, and then taken back.
 	Drill  bool    `json:"drill,omitempty"`
 	DrillS float64 `json:"drill_s,omitempty"`
+	// Statement and Signature begin the rotation of a kind that a person signs.
+	// With abort, where machines may hold the new value, they say again what was
+	// before, under a version of its own.
+	Statement string `json:"statement,omitempty"`
+	Signature string `json:"signature,omitempty"`
 }
 
 // States of a rotation of material.
@@ -129,6 +139,14 @@ type MaterialRotation struct {
 	To       int64  `json:"to,omitempty"`
 	Target   int64  `json:"target,omitempty"`   // that machines are to hold now
 	Retiring int64  `json:"retiring,omitempty"` // that is to be accepted no more
+	// Next and Planes are what a statement for the next rotation of this kind has
+	// to say, FromValue and ToValue what the rotation under way is from and to:
+	// URLs, or PEM roots. They are there for kinds that a person signs.
+	Next      int64    `json:"next,omitempty"`
+	Planes    []string `json:"planes,omitempty"`
+	Value     string   `json:"value,omitempty"` // of Version
+	FromValue string   `json:"from_value,omitempty"`
+	ToValue   string   `json:"to_value,omitempty"`
 
 	By        string `json:"by,omitempty"`
 	StartedAt *Time  `json:"started_at"`

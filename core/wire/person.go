@@ -157,6 +157,10 @@ type Credential struct {
 type CredentialPlane struct {
 	URL      string `json:"url"`
 	RootsPEM string `json:"roots_pem"`
+	// Versions of the two, as statements that a person signed count them; 0 where
+	// no statement was taken yet.
+	URLVersion   int64 `json:"url_version,omitempty"`
+	TrustVersion int64 `json:"trust_version,omitempty"`
 }
 
 // CredentialGate is the gate token at one version.
