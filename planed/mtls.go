@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,22 +22,39 @@ import (
 // authority is the plane's own, as its files were read last.
 type authority struct {
 	dir     string
-	plane   datadir.Plane
 	current atomic.Pointer[ca.Server]
+
+	mu   sync.Mutex // of load
+	more []string   // URLs besides the one in plane.json
 }
 
 func openAuthority(dir string, p datadir.Plane) (*authority, error) {
-	a := &authority{dir: dir, plane: p}
+	a := &authority{dir: dir, more: p.Former}
 	return a, a.load()
+}
+
+// at has the certificate be for these URLs.
+func (a *authority) at(urls []string) error {
+	a.mu.Lock()
+	a.more = urls
+	a.mu.Unlock()
+	return a.load()
 }
 
 // load reads the files again. What was issued under the intermediate before
 // stays valid.
 func (a *authority) load() error {
-	s, err := datadir.Authority(a.dir, a.plane)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p, err := datadir.Load(a.dir)
 	if err != nil {
 		return err
 	}
+	s, err := datadir.Authority(a.dir, p)
+	if err != nil {
+		return err
+	}
+	s.More = a.more
 	if _, err := s.Certificate(); err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func serveCommand(version string) *command.Command {
 			"tokens again; what cannot be read stays as it was.\n" +
 			"Under systemd use Type=notify; the watchdog is served.",
 		Flags: []cli.Flag{dataFlag(),
-			&cli.StringFlag{Name: "listen", Usage: "serve on `ADDR` (default: every address, the URL's port)"},
+			&cli.StringSliceFlag{Name: "listen", Usage: "serve on `ADDR` (default: every address, the URL's port); give it twice while the plane moves"},
 			&cli.StringFlag{Name: "metrics-listen", Usage: "serve /metrics on the loopback `ADDR`"},
 			&cli.StringFlag{Name: "mtls-listen", Usage: "serve machines with certificates on `ADDR`; balancers must pass TLS through"},
 			&cli.StringFlag{Name: "mtls-url", Usage: "where machines reach that listener, as `URL` (default: the URL's host, ADDR's port)"},
@@ -59,7 +59,7 @@ func serveCommand(version string) *command.Command {
 type serveOpts struct {
 	Dir             string
 	Plane           datadir.Plane
-	Listen          string
+	Listen          []string
 	MTLSListen      string
 	MTLSURL         string
 	CertificateLife time.Duration
@@ -85,7 +85,7 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 		return nil, err
 	}
 	o := &serveOpts{
-		Dir: dir, Listen: c.String("listen"), MetricsListen: c.String("metrics-listen"),
+		Dir: dir, Listen: c.StringSlice("listen"), MetricsListen: c.String("metrics-listen"),
 		Policy:   machine.Policy{Interval: c.Span("check-interval"), TestFloor: c.Span("test-floor")},
 		CertFile: c.String("tls-cert"), KeyFile: c.String("tls-key"),
 		GateFile: c.String("gate-token-file"), GateSecondary: c.String("gate-token-secondary-file"),
@@ -137,8 +137,8 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 	if o.MTLSURL, err = mtlsURL(c.String("mtls-url"), o.Plane.URL); err != nil {
 		return nil, err
 	}
-	if o.Listen == "" {
-		o.Listen = listenAddr(o.Plane.URL)
+	if len(o.Listen) == 0 {
+		o.Listen = []string{listenAddr(o.Plane.URL)}
 	}
 	return o, nil
 }

@@ -29,6 +29,7 @@ import (
 	"fleet.example/fleet/planed/datadir"
 	"fleet.example/fleet/planed/gate"
 	"fleet.example/fleet/planed/rotation"
+	"fleet.example/fleet/planed/signed"
 	"fleet.example/fleet/planed/store"
 	"fleet.example/fleet/planed/store/bolt"
 	"fleet.example/fleet/planed/web"
@@ -53,6 +54,8 @@ type server struct {
 	guard     *guard
 	gate      *gate.Gate // nil without --gate-token-file
 	engine    *rotation.Engine
+	place     *signed.URL
+	moving    []*rotation.Engine // of what a person signs
 
 	public  *http.Server
 	mtls    *http.Server // nil without --mtls-listen
@@ -89,7 +92,7 @@ func (f *fileCert) Certificate() (*tls.Certificate, error) { return f.current.Lo
 
 // start opens everything and begins to serve. On an error nothing is left open.
 func start(o *serveOpts) (_ *server, err error) {
-	s := &server{opts: o, started: time.Now(), ended: make(chan error, 4)}
+	s := &server{opts: o, started: time.Now(), ended: make(chan error, 4+len(o.Listen))}
 	defer func() {
 		if err == nil {
 			return
@@ -137,15 +140,21 @@ func start(o *serveOpts) (_ *server, err error) {
 	if err = s.openGate(); err != nil {
 		return nil, err
 	}
+	if err = s.openSigned(); err != nil {
+		return nil, err
+	}
 	s.api = api.New(api.Config{
-		Gate:  s.gate,
+		Gate: s.gate, Place: s.place,
 		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now, RequireTouch: o.RequireTouch,
 		Certificates: s.authority, MTLSURL: o.MTLSURL, CertificateLife: o.CertificateLife,
-		Pages: web.New(web.Config{Store: s.store, URL: o.Plane.URL, Now: time.Now, Log: o.Log, RequireTouch: o.RequireTouch}).Handlers(),
+		Pages: web.New(web.Config{Store: s.store, URL: o.Plane.URL, URLs: s.place.Own, Now: time.Now, Log: o.Log, RequireTouch: o.RequireTouch}).Handlers(),
 		Keep:  func() bool { return s.conns.Load() <= o.KeepConnections },
 	})
 	if s.engine != nil {
 		s.api.Rotate(s.engine)
+	}
+	for _, e := range s.moving {
+		s.api.Rotate(e)
 	}
 	if err = s.listen(mtls); err != nil {
 		return nil, err
@@ -212,11 +221,13 @@ func (s *server) listen(mtls net.Listener) error {
 			GetCertificate: s.present,
 		},
 	}
-	l, err := listenTCP(o.Listen, "--listen")
-	if err != nil {
-		return err
+	for _, addr := range o.Listen {
+		l, err := listenTCP(addr, "--listen")
+		if err != nil {
+			return err
+		}
+		s.attach(l, func() error { return s.public.ServeTLS(s.guard.listen(l), "", "") })
 	}
-	s.attach(l, func() error { return s.public.ServeTLS(s.guard.listen(l), "", "") })
 	if mtls != nil {
 		s.mtls = s.newMachineServer(s.public)
 		s.serving = append(s.serving, func() error { return s.mtls.ServeTLS(s.guard.listen(mtls), "", "") })
@@ -289,6 +300,9 @@ func (s *server) run(ctx context.Context, hup <-chan os.Signal) error {
 	s.wg.Go(func() { s.guard.run(work) })
 	if s.engine != nil {
 		s.wg.Go(func() { s.engine.Run(work) })
+	}
+	for _, e := range s.moving {
+		s.wg.Go(func() { e.Run(work) })
 	}
 	if s.sink != nil {
 		s.wg.Go(func() { s.sink.Run(work, auditSource{s.store}) })
@@ -366,6 +380,11 @@ func (s *server) reload() {
 	if s.engine != nil {
 		if err := s.engine.Reload(context.Background()); err != nil {
 			s.opts.Log.Error("keeping the gate tokens in use", "error", err.Error())
+		}
+	}
+	for _, e := range s.moving {
+		if err := e.Reload(context.Background()); err != nil {
+			s.opts.Log.Error("keeping what is in use", "kind", e.Kind, "error", err.Error())
 		}
 	}
 	if err := s.authority.load(); err != nil {

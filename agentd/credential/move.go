@@ -25,7 +25,8 @@ import (
 // not believed. A statement counts when its signature, in the namespace of
 // material, is by one of the keys in the file signers, which an install left and
 // nothing that the plane says reaches; when it names the URL that this machine
-// has now, so that another plane's does not fit; and when its version is higher
+// has now, so that another plane's does not fit, or says what the machine has
+// already, installed after the move; and when its version is higher
 // than what plane.json has of that kind, so that an older one cannot be brought
 // again. Signers are read anew each time: a key that was removed signs no more.
 //
@@ -67,6 +68,13 @@ func (p *Plane) Version(kind string) int64 {
 		return p.URLVersion
 	}
 	return p.TrustVersion
+}
+
+func (p *Plane) value(kind string) string {
+	if kind == wire.MaterialURL {
+		return spelled(p.URL)
+	}
+	return p.RootsPEM
 }
 
 // moves is what Store knows of statements. It is guarded by Store.mu.
@@ -116,7 +124,7 @@ func (s *Store) judge(p Plane, m *wire.Material) (Plane, error) {
 		return p, err
 	case st.Kind != m.Kind || st.Version != m.Version:
 		return p, errors.New("it is not the statement that the plane says it is")
-	case !slices.Contains(st.Planes, spelled(p.URL)):
+	case !slices.Contains(st.Planes, spelled(p.URL)) && st.Value() != p.value(st.Kind):
 		return p, errOther
 	case st.Version <= p.Version(st.Kind):
 		return p, errOlder

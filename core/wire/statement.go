@@ -20,7 +20,7 @@ const MaxStatement = 32 << 10
 const (
 	maxPlanes  = 64
 	maxRoots   = 4
-	maxVersion = 1 << 53
+	maxVersion = 1<<31 - 1
 )
 
 // Statement is fleet.material-statement/v1: where the plane is from now on, or

@@ -24,6 +24,7 @@ import (
 	"fleet.example/fleet/planed/login"
 	"fleet.example/fleet/planed/machine"
 	"fleet.example/fleet/planed/rotation"
+	"fleet.example/fleet/planed/signed"
 	"fleet.example/fleet/planed/store"
 )
 
@@ -51,6 +52,10 @@ type Config struct {
 	MaxConcurrent int
 	// Gate stands in front of the machine endpoints; nil: there is none.
 	Gate *gate.Gate
+	// Place is where the plane is, by persons' statements; nil: at URL, for ever.
+	// Trust are the roots that vouch for it; nil: they never change.
+	Place *signed.URL
+	Trust *signed.Trust
 	// Keep reports whether an answered connection may stay open. nil: always.
 	Keep func() bool
 }
@@ -81,7 +86,7 @@ func New(c Config) *API {
 		c.CertificateLife = CertificateLife
 	}
 	a := &API{Config: c}
-	a.nonces = login.Verifier{URL: c.URL, Now: c.Now}
+	a.nonces = login.Verifier{URL: c.URL, URLs: a.ownURLs, Now: c.Now}
 	a.failures = login.Limiter{Now: c.Now}
 	a.enrollers = login.Limiter{Now: c.Now, Most: enrollPerSource}
 	a.metrics = newMetrics(c.Store, c.Policy, c.Now)
@@ -112,6 +117,7 @@ type call struct {
 	with secret.Digest // of the session or token that asks
 	gate gate.Use      // what came through the gate
 	told bool          // the gate's use was counted for a machine
+	old  bool          // it came to a URL that retires
 
 	received bytes.Buffer // what body lies in
 	made     []byte       // a check's answer
@@ -119,7 +125,7 @@ type call struct {
 
 // release gives the call back, unless it has grown beyond what is usual.
 func (a *API) release(c *call) {
-	c.w, c.r, c.body, c.who, c.with, c.gate, c.told = nil, nil, nil, store.Principal{}, secret.Digest{}, gate.Use{}, false
+	c.w, c.r, c.body, c.who, c.with, c.gate, c.told, c.old = nil, nil, nil, store.Principal{}, secret.Digest{}, gate.Use{}, false, false
 	if c.received.Cap() <= pooledBody {
 		a.calls.Put(c)
 	}
@@ -147,7 +153,7 @@ func (a *API) serve(rt *Route) http.Handler {
 		c.w, c.r = w, r
 		c.received.Reset()
 		// The gate is decided first, before a byte of the body is read.
-		if rt.Who.gated() && a.Gate != nil && !a.pass(c) {
+		if rt.Who.gated() && (a.Gate != nil && !a.pass(c) || a.Place != nil && !a.rightPlace(c)) {
 			counters.refused(http.StatusUnauthorized).Inc()
 			writeError(w, http.StatusUnauthorized, errUnauthorized.detail)
 			return
@@ -161,6 +167,9 @@ func (a *API) serve(rt *Route) http.Handler {
 		}
 		if c.gate.Retiring {
 			a.retiring(rt, c)
+		}
+		if c.old && !c.told {
+			a.Store.CallerUsed(wire.MaterialURL, rt.Path, a.Now())
 		}
 		if err == nil {
 			counters.ok.Inc()

@@ -66,7 +66,8 @@ func (a *API) check(c *call) error {
 	given := newMark()
 	did, err := a.Store.Check(c.ctx(), store.Check{
 		Machine: id,
-		Check:   machine.Check{Presented: by, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now, Gate: c.gate.Version, Retiring: c.gate.Retiring},
+		Check: machine.Check{Presented: by, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now, Gate: c.gate.Version, Retiring: c.gate.Retiring,
+			Wanted: machine.Held{URL: a.now(wire.MaterialURL).Wanted(), Trust: a.now(wire.MaterialTrust).Wanted()}},
 		Body: func() (*wire.CheckBody, error) {
 			var b wire.CheckBody
 			return &b, decodeLenient(c.body, &b)
@@ -99,13 +100,7 @@ func (a *API) check(c *call) error {
 	if did.Asked != (machine.Asked{}) {
 		b = appendAsked(b, did.Asked, did.Toward)
 	}
-	if a.Gate != nil {
-		if want, ok := a.Gate.Want(c.gate.Version); ok {
-			b = append(b, `,"want":{"gate":`...)
-			b = strconv.AppendInt(b, want, 10)
-			b = append(b, '}')
-		}
-	}
+	b = a.appendWants(b, c.gate.Version, did.Held)
 	b = append(b, "}\n"...)
 	// The length is left to net/http, which knows it for so short an answer
 	// and does not put it into a map.
@@ -113,6 +108,30 @@ func (a *API) check(c *call) error {
 	c.w.Write(b)
 	c.made = b
 	return nil
+}
+
+// appendWants tells of the versions that the machine is to have and has not.
+func (a *API) appendWants(b []byte, gate int64, held machine.Held) []byte {
+	next := `,"want":{"`
+	add := func(kind string, version int64, ok bool) {
+		if ok {
+			b = append(append(append(b, next...), kind...), `":`...)
+			b = strconv.AppendInt(b, version, 10)
+			next = `,"`
+		}
+	}
+	if a.Gate != nil {
+		v, ok := a.Gate.Want(gate)
+		add(wire.MaterialGate, v, ok)
+	}
+	v, ok := a.now(wire.MaterialURL).Want(held.URL)
+	add(wire.MaterialURL, v, ok)
+	v, ok = a.now(wire.MaterialTrust).Want(held.Trust)
+	add(wire.MaterialTrust, v, ok)
+	if next == `,"` {
+		b = append(b, '}')
+	}
+	return b
 }
 
 // constantAnswer is the middle of every answer, up to the mark's value.

@@ -61,7 +61,7 @@ func (a *API) enroll(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.answer(wire.EnrollAnswer{Code: wire.ShowCode(code), URL: a.URL + wire.PathApprovePage,
+	return c.answer(wire.EnrollAnswer{Code: wire.ShowCode(code), URL: a.url() + wire.PathApprovePage,
 		ExpiresAt: wire.Time{Time: r.ExpiresAt}, ExpiresS: enrol.Life.Seconds(), PollS: enrol.PollEvery.Seconds()})
 }
 
@@ -186,6 +186,6 @@ func (a *API) webLink(c *call) error {
 	if err := a.Store.MakeLink(c.ctx(), c.by(), c.who.Key, link.Digest(), now, now.Add(linkLife)); err != nil {
 		return err
 	}
-	return c.answer(wire.WebLink{Schema: wire.SchemaWebLink, URL: a.URL + wire.PathSignInPage + "?link=" + link.Reveal(),
+	return c.answer(wire.WebLink{Schema: wire.SchemaWebLink, URL: a.url() + wire.PathSignInPage + "?link=" + link.Reveal(),
 		ExpiresAt: wire.Time{Time: now.Add(linkLife)}})
 }

@@ -40,18 +40,20 @@ func (a *API) retiring(rt *Route, c *call) {
 		return
 	}
 	a.metrics.retiringUnknown.Inc()
-	a.Store.CallerUsed(rt.Path, a.Now())
+	a.Store.CallerUsed(wire.MaterialGate, rt.Path, a.Now())
 }
 
 // usedBy counts a use of the retiring gate token for the machine that a handler
 // has judged. Every handler of a gated route but the check's, whose store does it
 // on its way, calls it.
 func (a *API) usedBy(c *call, id string, s identity.Standing) {
-	if !c.gate.Retiring || s == identity.Unknown || s == identity.Revoked {
+	if !c.gate.Retiring && !c.old || s == identity.Unknown || s == identity.Revoked {
 		return
 	}
-	a.Store.MachineUsed(id, a.Now())
-	c.told = true
+	c.told = true // where it goes, a machine tells with its checks
+	if c.gate.Retiring {
+		a.Store.MachineUsed(wire.MaterialGate, id, a.Now())
+	}
 }
 
 func (a *API) gateValue() *wire.CredentialGate {
@@ -95,8 +97,19 @@ func (a *API) material(c *call) error {
 	}
 	gone := &refusal{http.StatusNotFound, wire.ErrorDetail{Code: wire.CodeNotFound, Message: "there is no such material"}}
 	version, err := strconv.ParseInt(c.r.PathValue("version"), 10, 64)
-	if err != nil || c.r.PathValue("kind") != wire.MaterialGate {
+	if err != nil {
 		return gone
+	}
+	if kind := c.r.PathValue("kind"); kind != wire.MaterialGate {
+		now := a.now(kind)
+		switch {
+		case now == nil || now.Signed.IsZero():
+			return gone
+		case now.Version != version:
+			gone.detail.Want = map[string]int64{kind: now.Version}
+			return gone
+		}
+		return c.answer(wire.Material{Schema: wire.SchemaMaterial, Kind: kind, Version: version, Value: now.Signed.Statement, Signature: now.Signed.Signature})
 	}
 	v := a.gateValue()
 	switch {
@@ -118,6 +131,25 @@ func Present(ctx context.Context, handler http.Handler, value string) (refused b
 		return false, err
 	}
 	r.Header.Set(wire.HeaderGate, value)
+	return answered(handler, r)
+}
+
+// PresentAt is Present at a host, with a gate token that is accepted, or none
+// where the plane has no gate.
+func PresentAt(ctx context.Context, handler http.Handler, value, host string) (refused bool, err error) {
+	r, err := http.NewRequestWithContext(context.WithValue(ctx, proof{}, true), http.MethodPost, wire.PathCheck, bytes.NewReader(nil))
+	if err != nil {
+		return false, err
+	}
+	r.Host = host
+	if value != "" {
+		r.Header.Set(wire.HeaderGate, value)
+	}
+	return answered(handler, r)
+}
+
+// answered reports whether the plane refused its own request.
+func answered(handler http.Handler, r *http.Request) (refused bool, err error) {
 	w := &seen{header: http.Header{}}
 	handler.ServeHTTP(w, r)
 	switch w.status {

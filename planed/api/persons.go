@@ -42,11 +42,11 @@ func (a *API) login(c *call) error {
 	if err := c.decodeStrict(&req); err != nil {
 		return err
 	}
-	if u, err := wire.PlaneURL(req.URL); err != nil || u != a.URL {
+	if u, err := wire.PlaneURL(req.URL); err != nil || u != a.url() && !slices.Contains(a.ownURLs(), u) {
 		return &refusal{http.StatusBadRequest, wire.ErrorDetail{
 			Code:    wire.CodeBadRequest,
-			Message: "this plane is " + a.URL + ", which is not the URL that was dialled",
-			Hint:    "log in to " + a.URL,
+			Message: "this plane is " + a.url() + ", which is not the URL that was dialled",
+			Hint:    "log in to " + a.url(),
 		}}
 	}
 	key, err := a.nonces.Verify(req)
@@ -85,7 +85,7 @@ func (a *API) logout(c *call) error {
 
 func (a *API) whoami(c *call) error {
 	w := wire.Whoami{
-		Schema: wire.SchemaWhoami, Plane: a.URL, Kind: c.who.Kind, Name: c.who.Name,
+		Schema: wire.SchemaWhoami, Plane: a.url(), Kind: c.who.Kind, Name: c.who.Name,
 		Key: c.who.Key, ExpiresAt: wire.TimeOf(c.who.ExpiresAt),
 	}
 	if c.who.Kind == "person" {

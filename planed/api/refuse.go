@@ -64,7 +64,8 @@ func (a *API) explain(err error) (int, wire.ErrorDetail) {
 		return http.StatusNotFound, detail(wire.CodeNotFound)
 	case errors.Is(err, machine.ErrNotYours):
 		return http.StatusForbidden, detail(wire.CodeForbidden)
-	case errors.Is(err, rotation.ErrNone), errors.Is(err, rotation.ErrNarrowing), errors.Is(err, rotation.ErrNothing), errors.Is(err, rotation.ErrTooMany):
+	case errors.Is(err, rotation.ErrNone), errors.Is(err, rotation.ErrNarrowing), errors.Is(err, rotation.ErrNothing), errors.Is(err, rotation.ErrTooMany),
+		errors.Is(err, rotation.ErrOther), errors.Is(err, rotation.ErrUnsigned), errors.As(err, new(*rotation.VersionError)):
 		return http.StatusConflict, detail(wire.CodeConflict)
 	case errors.Is(err, rotation.ErrDrill), errors.Is(err, rotation.ErrRotation):
 		return http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: err.Error(), Hint: "fleet rotate gate --status shows it; --abort goes back"}

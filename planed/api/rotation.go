@@ -46,6 +46,9 @@ func (a *API) rotation(c *call) error {
 	if err != nil {
 		return err
 	}
+	if c.who.Role == wire.RoleOwner && a.Place != nil && e.Kind == wire.MaterialURL && a.Place.Heard(c.r.Host) {
+		e.Kick()
+	}
 	s, err := a.Store.RotationState(c.ctx(), e.Kind)
 	if err != nil {
 		return err
@@ -70,7 +73,7 @@ func (a *API) steer(c *call) error {
 	if err := c.decodeStrict(&req); err != nil {
 		return err
 	}
-	wish, err := a.wish(c, req)
+	wish, err := a.wish(c, e.Kind, req)
 	if err != nil {
 		return err
 	}
@@ -88,8 +91,12 @@ func (a *API) steer(c *call) error {
 type change = func(*rotation.State) ([]audit.Event, error)
 
 // wish turns a request into a change of the state.
-func (a *API) wish(c *call, req wire.RotationRequest) (change, error) {
+func (a *API) wish(c *call, kind string, req wire.RotationRequest) (change, error) {
 	by, now := c.by().Actor, a.Now()
+	signing, err := a.signing(c, kind, req)
+	if err != nil {
+		return nil, err
+	}
 	for _, who := range req.Leave {
 		if err := a.leaves(c.ctx(), who); err != nil {
 			return nil, err
@@ -97,7 +104,7 @@ func (a *API) wish(c *call, req wire.RotationRequest) (change, error) {
 	}
 	switch req.Action {
 	case wire.RotationStart:
-		b := rotation.Begin{By: by, Drill: req.Drill, Duration: drillFor}
+		b := rotation.Begin{By: by, Drill: req.Drill, Duration: drillFor, Signing: signing}
 		if req.DrillS != 0 {
 			b.Duration = time.Duration(req.DrillS * float64(time.Second))
 		}
@@ -121,7 +128,7 @@ func (a *API) wish(c *call, req wire.RotationRequest) (change, error) {
 		if len(req.Leave) > 0 {
 			return nil, bad("leave goes with start and with leave")
 		}
-		return func(s *rotation.State) ([]audit.Event, error) { return s.Abort(by, now) }, nil
+		return func(s *rotation.State) ([]audit.Event, error) { return s.Abort(by, signing, now) }, nil
 	}
 	return nil, bad("%.32q is no action", req.Action)
 }
@@ -166,6 +173,7 @@ func (a *API) rotationView(ctx context.Context, e *rotation.Engine, s rotation.S
 	for _, r := range replicas {
 		doc.Replicas = append(doc.Replicas, wire.RotationReplica{ID: r.ID, Versions: r.Versions, At: wire.Time{Time: r.At}})
 	}
+	a.signedView(&doc, s)
 	r := s.Run
 	if r == nil {
 		return doc, nil
@@ -194,6 +202,9 @@ func (a *API) rotationView(ctx context.Context, e *rotation.Engine, s rotation.S
 		}
 	}
 	doc.Waiting = waitsFor(r, f, quiet)
+	if e.Kind == wire.MaterialURL && r.Step == wire.StepWiden {
+		doc.Waiting = "an owner to reach the plane at " + doc.ToValue
+	}
 	return doc, nil
 }
 
@@ -217,13 +228,13 @@ func waitsFor(r *rotation.Run, f rotation.Facts, quiet time.Duration) string {
 func (a *API) stragglers(ctx context.Context, doc *wire.MaterialRotation, s rotation.State, recent time.Time) error {
 	full := errors.New("enough")
 	err := a.Store.EachMachine(ctx, func(r *machine.Row) error {
-		if r.Gate == s.Target() && !r.GateUses.Last.After(recent) {
+		if r.Holds(doc.Kind) == s.Target() && !r.UsesOf(doc.Kind).Last.After(recent) {
 			return nil
 		}
 		if len(doc.Stragglers) == rotation.MaxNamed {
 			return full
 		}
-		doc.Stragglers = append(doc.Stragglers, a.straggler(r, s.Left(r.ID)))
+		doc.Stragglers = append(doc.Stragglers, a.straggler(doc.Kind, r, s.Left(r.ID)))
 		return nil
 	})
 	if errors.Is(err, full) {
@@ -232,10 +243,10 @@ func (a *API) stragglers(ctx context.Context, doc *wire.MaterialRotation, s rota
 	return err
 }
 
-func (a *API) straggler(r *machine.Row, left bool) wire.RotationStraggler {
-	m := a.view(r)
-	return wire.RotationStraggler{Machine: m.ID, Name: m.Name, Presence: m.Presence, LastCheck: m.LastCheck, Version: r.Gate,
-		Uses: r.GateUses.Count, LastUsed: wire.TimeOf(r.GateUses.Last), Left: left}
+func (a *API) straggler(kind string, r *machine.Row, left bool) wire.RotationStraggler {
+	m, uses := a.view(r), r.UsesOf(kind)
+	return wire.RotationStraggler{Machine: m.ID, Name: m.Name, Presence: m.Presence, LastCheck: m.LastCheck, Version: r.Holds(kind),
+		Uses: uses.Count, LastUsed: wire.TimeOf(uses.Last), Left: left}
 }
 
 // missed names those that a drill found.
@@ -253,7 +264,7 @@ func (a *API) missed(ctx context.Context, doc *wire.MaterialRotation, names []st
 		case err != nil:
 			return err
 		}
-		doc.Missed = append(doc.Missed, a.straggler(r, false))
+		doc.Missed = append(doc.Missed, a.straggler(doc.Kind, r, false))
 	}
 	return nil
 }

@@ -40,6 +40,7 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 )
@@ -151,6 +152,7 @@ type Server struct {
 	Intermediate *x509.Certificate
 	Key          crypto.Signer // the intermediate's
 	URL          string
+	More         []string // further URLs that the server's certificate is for
 	Now          func() time.Time
 	// Roots are trusted for machines' certificates, besides Root.
 	Roots []*x509.Certificate
@@ -180,10 +182,6 @@ func (s *Server) Certificate() (*tls.Certificate, error) {
 }
 
 func (s *Server) issue(now time.Time) (*tls.Certificate, error) {
-	u, err := url.Parse(s.URL)
-	if err != nil {
-		return nil, err
-	}
 	key, err := NewKey()
 	if err != nil {
 		return nil, err
@@ -203,10 +201,17 @@ func (s *Server) issue(now time.Time) (*tls.Certificate, error) {
 	if tmpl.NotAfter.After(s.Intermediate.NotAfter) {
 		tmpl.NotAfter = s.Intermediate.NotAfter
 	}
-	if ip := net.ParseIP(u.Hostname()); ip != nil {
-		tmpl.IPAddresses = []net.IP{ip}
-	} else {
-		tmpl.DNSNames = []string{u.Hostname()}
+	for _, at := range append([]string{s.URL}, s.More...) {
+		u, err := url.Parse(at)
+		if err != nil {
+			return nil, err
+		}
+		name := u.Hostname()
+		if ip := net.ParseIP(name); ip == nil && !slices.Contains(tmpl.DNSNames, name) {
+			tmpl.DNSNames = append(tmpl.DNSNames, name)
+		} else if ip != nil && !slices.ContainsFunc(tmpl.IPAddresses, ip.Equal) {
+			tmpl.IPAddresses = append(tmpl.IPAddresses, ip)
+		}
 	}
 	cert, err := issue(tmpl, s.Intermediate, key.Public(), s.Key)
 	if err != nil {

@@ -68,6 +68,9 @@ type Plane struct {
 	// TrustDomain is that of the machines' SPIFFE ids. A plane made before there
 	// were any has the one that its URL suggested.
 	TrustDomain string `json:"trust_domain,omitempty"`
+	// Former are the URLs that the plane had before, the latest first: machines
+	// may have them still.
+	Former []string `json:"former,omitempty"`
 }
 
 const schemaPlaneFile = "fleet.plane-file/v1"
@@ -301,6 +304,19 @@ func Load(dir string) (Plane, error) {
 	}
 	if p.TrustDomain == "" {
 		p.TrustDomain = ca.TrustDomain(p.URL)
+	}
+	return p, nil
+}
+
+// Update changes plane.json, in one rename.
+func Update(dir string, change func(*Plane)) (Plane, error) {
+	p, err := Load(dir)
+	if err != nil {
+		return p, err
+	}
+	change(&p)
+	if err := durable.WriteFile(filepath.Join(dir, FilePlane), indent(p), 0o600); err != nil {
+		return p, fmt.Errorf("cannot write %s: %w", filepath.Join(dir, FilePlane), err)
 	}
 	return p, nil
 }

@@ -27,6 +27,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,7 +60,9 @@ var (
 // Verifier hands out nonces and verifies what was signed over them.
 type Verifier struct {
 	URL string // the plane's own: a signature made for another plane is refused
-	Now func() time.Time
+	// URLs are all that are or were the plane's own, where it moved; nil: URL alone.
+	URLs func() []string
+	Now  func() time.Time
 
 	once sync.Once
 	key  [32]byte
@@ -103,14 +107,34 @@ type Key struct {
 func (v *Verifier) Verify(r wire.LoginRequest) (Key, error) {
 	// The message names our URL whatever the request says, so a signature that
 	// was made for another plane does not verify here (R37).
-	return v.verify(r.Nonce, r.PublicKey, r.Signature, wire.LoginMessage(r.Nonce, v.URL), wire.NamespaceLogin, false)
+	return v.verify(r.Nonce, r.PublicKey, r.Signature, wire.LoginMessage(r.Nonce, v.own(r.URL)), wire.NamespaceLogin, false)
 }
 
 // Touch checks that a security key was touched for one admission: its
 // signature over the subject, with the user-presence bit, which the key's
 // hardware signs. It uses the nonce up.
 func (v *Verifier) Touch(t wire.Touch, subject string) (Key, error) {
-	return v.verify(t.Nonce, t.PublicKey, t.Signature, wire.AdmitMessage(t.Nonce, v.URL, subject), wire.NamespaceAdmit, true)
+	urls := []string{v.URL}
+	if v.URLs != nil {
+		urls = v.URLs()
+	}
+	var k Key
+	err := ErrSignature
+	for _, url := range urls {
+		k, err = v.verify(t.Nonce, t.PublicKey, t.Signature, wire.AdmitMessage(t.Nonce, url, subject), wire.NamespaceAdmit, true)
+		if !errors.Is(err, ErrSignature) {
+			break
+		}
+	}
+	return k, err
+}
+
+// own is the URL that was dialled if it is one of ours, else ours.
+func (v *Verifier) own(dialled string) string {
+	if v.URLs != nil && slices.Contains(v.URLs(), dialled) {
+		return dialled
+	}
+	return v.URL
 }
 
 func (v *Verifier) verify(nonce, publicKey, signature string, msg []byte, namespace string, touch bool) (Key, error) {
@@ -151,6 +175,26 @@ func touched(pub ssh.PublicKey, sig *ssh.Signature) bool {
 		return false
 	}
 	return len(sig.Rest) == 5 && sig.Rest[0]&userPresence != 0
+}
+
+// Signer verifies an armored signature over a message, in a namespace, and
+// returns the fingerprint of the key that made it.
+func Signer(namespace, message, signature string) (fingerprint string, err error) {
+	if len(signature) > maxSignature {
+		return "", ErrSignature
+	}
+	sig, err := sshsig.Unarmor([]byte(signature))
+	if err != nil {
+		return "", ErrSignature
+	}
+	pub, err := parseKey(string(ssh.MarshalAuthorizedKey(sig.PublicKey)))
+	if err != nil {
+		return "", err
+	}
+	if err := sshsig.Verify(strings.NewReader(message), sig, pub, sig.HashAlgorithm, namespace); err != nil {
+		return "", ErrSignature
+	}
+	return ssh.FingerprintSHA256(pub), nil
 }
 
 func keyOf(pub ssh.PublicKey) Key {

@@ -31,6 +31,9 @@ type Check struct {
 	// Retiring says that it is to be accepted no more.
 	Gate     int64
 	Retiring bool
+	// Wanted are the versions of what a person signs that machines are to hold,
+	// where others retire; 0 where none does.
+	Wanted Held
 }
 
 // Heard is what a check did.
@@ -75,6 +78,7 @@ func (r *Row) Hear(c Check, body *wire.CheckBody) Heard {
 	}
 	h.Changed = true
 	r.Told.Digest = c.Digest
+	r.Held = heldOf(body.Have)
 	r.tell(c, body)
 	r.answer(body.Echo)
 	if ev := r.adoptName(body.Name, c.At); ev != nil {

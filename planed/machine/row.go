@@ -57,13 +57,57 @@ type Row struct {
 	CloneSuspected bool
 	// Gate is the version of the gate token that was presented last, 0 for none.
 	Gate     int64
-	GateUses GateUses
-	Deleted  *Deleted
+	GateUses Uses
+	// Held are the versions of what a person signs that the machine said it has.
+	Held               Held
+	URLUses, TrustUses Uses
+	Deleted            *Deleted
 }
 
-// GateUses are uses of the gate token's retiring version, since it became that.
-// Coalesced, like LastCheck.
-type GateUses struct {
+// Held are versions of kinds of material that a person signs, 0 for none: where
+// the plane is, and the roots that vouch for it. A machine tells of them itself,
+// which is display, and stands in the way of nobody's rotation but its own.
+type Held struct{ URL, Trust int64 }
+
+// maxHeld bounds a version that a machine says it has.
+const maxHeld = 1<<31 - 1
+
+// heldOf is what a check's body tells.
+func heldOf(have map[string]int64) Held {
+	bound := func(v int64) int64 {
+		if v < 0 || v > maxHeld {
+			return 0
+		}
+		return v
+	}
+	return Held{bound(have[wire.MaterialURL]), bound(have[wire.MaterialTrust])}
+}
+
+// Holds is the version of a kind of material that was presented last.
+func (r *Row) Holds(kind string) int64 {
+	switch kind {
+	case wire.MaterialURL:
+		return r.Held.URL
+	case wire.MaterialTrust:
+		return r.Held.Trust
+	}
+	return r.Gate
+}
+
+// UsesOf are the uses of what retires of a kind.
+func (r *Row) UsesOf(kind string) Uses {
+	switch kind {
+	case wire.MaterialURL:
+		return r.URLUses
+	case wire.MaterialTrust:
+		return r.TrustUses
+	}
+	return r.GateUses
+}
+
+// Uses are uses of a retiring version, since it became that. Coalesced, like
+// LastCheck.
+type Uses struct {
 	Count int64
 	Last  time.Time // zero: never
 }
@@ -353,7 +397,8 @@ func (r *Row) Delete(by By, now time.Time) ([]audit.Event, error) {
 	r.Deleted = &Deleted{At: now, By: by.Actor}
 	r.Installation = secret.Digest{}
 	r.Labels, r.Told, r.Asked, r.StagedAt, r.CloneSuspected = nil, Told{}, Asked{}, time.Time{}, false
-	r.Gate, r.GateUses = 0, GateUses{}
+	r.Gate, r.GateUses = 0, Uses{}
+	r.Held, r.URLUses, r.TrustUses = Held{}, Uses{}, Uses{}
 	r.CertifiedTo = time.Time{}
 	return r.events(now, by.Actor, "machine.delete", map[string]string{"name": r.Name, "owner": r.Owner}), nil
 }

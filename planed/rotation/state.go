@@ -23,15 +23,35 @@ type State struct {
 	SecondDigest secret.Digest
 	High         int64 // the highest version that ever was: a number never means two values
 	Run          *Run  // under way, or the last one
+	// Signed is the statement of Version, of a kind that a person signs and that
+	// was rotated before; otherwise it is zero.
+	Signed Signed
+}
+
+// Signed is a value that a person signed: the statement's bytes and the
+// signature over them. The package does not look into it.
+type Signed struct {
+	Statement, Signature string
+}
+
+// IsZero reports whether there is none.
+func (s Signed) IsZero() bool { return s == Signed{} }
+
+// Signing is a statement with what it says: the version, and the digest of the
+// value.
+type Signing struct {
+	Signed
+	Holding
 }
 
 // Run is one rotation.
 type Run struct {
 	From, To             int64
 	FromDigest, ToDigest secret.Digest // ToDigest is zero until the value was made
-	Step                 string        // one of wire's Step constants
-	Back                 bool          // it goes back to From: aborted, or a drill's second half
-	Aborted              bool          // a person said so
+	FromSigned, ToSigned Signed
+	Step                 string // one of wire's Step constants
+	Back                 bool   // it goes back to From: aborted, or a drill's second half
+	Aborted              bool   // a person said so
 	Drill                bool
 	Until                time.Time // of a drill: it turns back by then
 	By                   string
@@ -56,7 +76,16 @@ var (
 	ErrRotation  = errors.New("a rotation is under way")
 	ErrTooMany   = fmt.Errorf("at most %d can be left", MaxNamed)
 	ErrNothing   = errors.New("this plane has no gate")
+	ErrUnsigned  = errors.New("it takes a person's signed statement")
+	ErrOther     = errors.New("another rotation of this kind is under way")
 )
+
+// VersionError refuses a statement of a version that is not the next.
+type VersionError struct{ Has, Next int64 }
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("the statement is version %d, and the next one is %d: another was begun meanwhile", e.Has, e.Next)
+}
 
 // Running reports whether a rotation is under way.
 func (s *State) Running() bool { return s.Run != nil && s.Run.EndedAt.IsZero() }
@@ -206,6 +235,7 @@ func (s *State) adoptOne(only Holding, secondary *Holding, now time.Time) ([]aud
 }
 
 func (s *State) settle(primary Holding, secondary *Holding) {
+	s.Signed = s.signedFor(primary.Version)
 	s.Version, s.Digest = primary.Version, primary.Digest
 	s.Second, s.SecondDigest = 0, secret.Digest{}
 	if secondary != nil && secondary.Version != primary.Version {
@@ -213,6 +243,22 @@ func (s *State) settle(primary Holding, secondary *Holding) {
 	}
 	s.High = max(s.High, s.Version, s.Second)
 }
+
+// signedFor is the statement of a version that this state knows.
+func (s *State) signedFor(version int64) Signed {
+	if version == s.Version {
+		return s.Signed
+	}
+	if r := s.Run; r != nil && version == r.To {
+		return r.ToSigned
+	} else if r != nil && version == r.From {
+		return r.FromSigned
+	}
+	return Signed{}
+}
+
+// Given is the statement of the version that machines are to hold now.
+func (s *State) Given() Signed { return s.signedFor(s.Target()) }
 
 // known refuses a holding that this state does not know as one that lives.
 func (s *State) known(h Holding) error {
@@ -237,6 +283,8 @@ type Begin struct {
 	By       string
 	Drill    bool
 	Duration time.Duration // of a drill, before it turns back
+	// Signing is the new value of a kind that a person signs.
+	Signing *Signing
 }
 
 // Start begins a rotation, or joins the one that is under way.
@@ -247,13 +295,18 @@ func (s *State) Start(b Begin, now time.Time) ([]audit.Event, error) {
 			return nil, ErrDrill
 		case !s.Run.Drill && b.Drill:
 			return nil, ErrRotation
+		case b.Signing != nil && (s.Run.Back || b.Signing.Signed != s.Run.ToSigned && b.Signing.Digest != s.Run.ToDigest):
+			return nil, ErrOther
 		}
 		return nil, nil
 	}
 	if s.Version == 0 {
 		return nil, ErrNothing
 	}
-	r := &Run{From: s.Version, FromDigest: s.Digest, Step: wire.StepWiden, Drill: b.Drill, By: b.By, StartedAt: now, StepAt: now}
+	if b.Signing != nil && b.Signing.Version != s.High+1 {
+		return nil, &VersionError{b.Signing.Version, s.High + 1}
+	}
+	r := &Run{From: s.Version, FromDigest: s.Digest, FromSigned: s.Signed, Step: wire.StepWiden, Drill: b.Drill, By: b.By, StartedAt: now, StepAt: now}
 	switch {
 	case b.Drill && s.Second != 0:
 		return nil, ErrRotation // one is being done by hand
@@ -266,6 +319,9 @@ func (s *State) Start(b Begin, now time.Time) ([]audit.Event, error) {
 		r.From, r.FromDigest, r.To, r.ToDigest = s.Second, s.SecondDigest, s.Version, s.Digest
 	default:
 		r.To = s.High + 1
+	}
+	if b.Signing != nil {
+		r.ToSigned = b.Signing.Signed
 	}
 	s.Run, s.High = r, max(s.High, r.To)
 	detail := map[string]string{"from": num(r.From), "to": num(r.To)}
@@ -287,8 +343,10 @@ func (s *State) Made(h Holding) error {
 	return nil
 }
 
-// Abort turns back to the value that was before.
-func (s *State) Abort(by string, now time.Time) ([]audit.Event, error) {
+// Abort turns back to the value that was before. Where a person signed the new
+// one and machines may hold it, again says once more what was before, under the
+// next version: machines never go back to a lower one.
+func (s *State) Abort(by string, again *Signing, now time.Time) ([]audit.Event, error) {
 	switch {
 	case !s.Running():
 		return nil, ErrNone
@@ -296,6 +354,17 @@ func (s *State) Abort(by string, now time.Time) ([]audit.Event, error) {
 		return nil, nil
 	case s.Run.Step == wire.StepNarrow:
 		return nil, ErrNarrowing
+	}
+	if r := s.Run; !r.ToSigned.IsZero() && r.Step != wire.StepWiden {
+		switch {
+		case again == nil:
+			return nil, ErrUnsigned
+		case again.Version != s.High+1:
+			return nil, &VersionError{again.Version, s.High + 1}
+		case again.Digest != r.FromDigest:
+			return nil, ErrOther
+		}
+		r.From, r.FromSigned, s.High = again.Version, again.Signed, again.Version
 	}
 	s.Run.Aborted = true
 	return s.turn(by, nil, now), nil
@@ -419,10 +488,10 @@ func (s *State) step(to string, now time.Time) []audit.Event {
 func (s *State) end(now time.Time) []audit.Event {
 	r := s.Run
 	retired := s.Retiring()
-	s.Version, s.Digest = r.To, r.ToDigest
+	s.Version, s.Digest, s.Signed = r.To, r.ToDigest, r.ToSigned
 	r.Outcome = wire.RotationDone
 	if r.Back {
-		s.Version, s.Digest = r.From, r.FromDigest
+		s.Version, s.Digest, s.Signed = r.From, r.FromDigest, r.FromSigned
 		r.Outcome = wire.RotationAborted
 		if r.Drill && !r.Aborted {
 			r.Outcome = wire.RotationDrilled

@@ -70,11 +70,11 @@ func TestWhatEachStepAcceptsAndWants(t *testing.T) {
 		switch {
 		case test.back && test.step == wire.StepNarrow:
 			s = at(t, wire.StepRoll, false)
-			s.Abort("person:dana", t0)
+			s.Abort("person:dana", nil, t0)
 			s.Run.Step = wire.StepNarrow
 		case test.back:
 			s = at(t, wire.StepRoll, false)
-			s.Abort("person:dana", t0)
+			s.Abort("person:dana", nil, t0)
 		case test.step != "":
 			s = at(t, test.step, false)
 		}
@@ -154,16 +154,16 @@ func TestTwoPersonsBeginOne(t *testing.T) { // R26
 func TestAbortGoesBackUntilItNarrows(t *testing.T) { // R26
 	for _, step := range []string{wire.StepRoll, wire.StepProve} {
 		s := at(t, step, false)
-		if _, err := s.Abort("person:dana", t0); err != nil || s.Run.Step != wire.StepRoll || !s.Run.Back {
+		if _, err := s.Abort("person:dana", nil, t0); err != nil || s.Run.Step != wire.StepRoll || !s.Run.Back {
 			t.Fatalf("%v, %+v", err, s.Run)
 		}
-		if ev, err := s.Abort("person:mo", t0); err != nil || len(ev) != 0 {
+		if ev, err := s.Abort("person:mo", nil, t0); err != nil || len(ev) != 0 {
 			t.Fatal(ev, err)
 		}
 	}
 	// Nobody was given the new value yet.
 	s := at(t, wire.StepWiden, false)
-	if _, err := s.Abort("person:dana", t0); err != nil || s.Run.Step != wire.StepNarrow || s.Target() != 1 || !s.Accepts(1, one.Digest) {
+	if _, err := s.Abort("person:dana", nil, t0); err != nil || s.Run.Step != wire.StepNarrow || s.Target() != 1 || !s.Accepts(1, one.Digest) {
 		t.Fatalf("%v, %+v", err, s.Run)
 	}
 	s.Advance(Facts{Proved: true}, t0)
@@ -174,10 +174,10 @@ func TestAbortGoesBackUntilItNarrows(t *testing.T) { // R26
 	if s.Start(Begin{}, t0); s.Run.To != 3 {
 		t.Fatalf("%+v", s.Run)
 	}
-	if _, err := at(t, wire.StepNarrow, false).Abort("person:dana", t0); !errors.Is(err, ErrNarrowing) {
+	if _, err := at(t, wire.StepNarrow, false).Abort("person:dana", nil, t0); !errors.Is(err, ErrNarrowing) {
 		t.Fatal(err)
 	}
-	if _, err := idle(t).Abort("person:dana", t0); !errors.Is(err, ErrNone) {
+	if _, err := idle(t).Abort("person:dana", nil, t0); !errors.Is(err, ErrNone) {
 		t.Fatal(err)
 	}
 }

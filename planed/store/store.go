@@ -78,6 +78,7 @@ type Checked struct {
 	Generation int64 // current
 	Asked      machine.Asked
 	Toward     identity.Rung // with a request to rotate
+	Held       machine.Held  // what the machine said it has
 }
 
 // Rotation stages a machine's next credential.
@@ -242,10 +243,10 @@ type Material interface {
 	// Material reads a machine's row live, for what stands outside the gate. A
 	// standing other than Current or Next is a refusal; using Next promotes it.
 	Material(ctx context.Context, id string, presented machine.Proof, now time.Time) (identity.Standing, error)
-	// MachineUsed and CallerUsed count a use of the retiring gate token, by a
-	// machine that proved who it is, or by whoever calls a path without that.
-	MachineUsed(machine string, now time.Time)
-	CallerUsed(path string, now time.Time)
+	// MachineUsed and CallerUsed count a use of the retiring version of a kind, by
+	// a machine that proved who it is, or by whoever calls a path without that.
+	MachineUsed(kind, machine string, now time.Time)
+	CallerUsed(kind, path string, now time.Time)
 }
 
 // Principals is what the store does for persons and tokens.

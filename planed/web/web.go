@@ -39,6 +39,7 @@ import (
 	"errors"
 	"html/template"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -68,8 +69,10 @@ type Store interface {
 type Config struct {
 	Store Store
 	URL   string // the plane's own: the only origin
-	Now   func() time.Time
-	Log   hclog.Logger
+	// URLs are all that lead or led here, where there are several.
+	URLs func() []string
+	Now  func() time.Time
+	Log  hclog.Logger
 	// RequireTouch sends approvals to fleet approve: no page can ask a security
 	// key yet.
 	RequireTouch bool
@@ -216,7 +219,7 @@ func (p *Pages) formToken(v visitor) string { return p.token("session", v.sessio
 // ours reports whether a form was sent by one of our pages: where the browser
 // says where it comes from, it comes from here, and it carries the token.
 func (p *Pages) ours(r *http.Request, want string) bool {
-	if o := r.Header.Get("Origin"); o != "" && o != p.URL {
+	if o := r.Header.Get("Origin"); o != "" && o != p.URL && (p.URLs == nil || !slices.Contains(p.URLs(), o)) {
 		return false
 	}
 	if s := r.Header.Get("Sec-Fetch-Site"); s != "" && s != "same-origin" {

@@ -23,10 +23,11 @@ import (
 
 // format is the version of the file's content that this package writes. A field
 // that an older planed would drop or not heed raises it: since 2 a person may
-// be locked, since 3 material rotates and a bearer may not be enough. Files of
+// be locked, since 3 material rotates and a bearer may not be enough, since 4
+// a plane may have moved by a person's statement. Files of
 // every format from 1 on are taken and brought to this one
 // when they are opened.
-const format = 3
+const format = 4
 
 var (
 	bucketMeta         = []byte("meta")
@@ -81,7 +82,7 @@ type Store struct {
 	shards  [shards]shard
 	people  people
 	waiting waiting
-	uses    uses
+	uses    [3]uses // one for each of kinds
 	planes  replicas
 
 	// Owned by the writer once it runs.
@@ -285,8 +286,11 @@ func (s *Store) load() error {
 		if err := s.waiting.load(t); err != nil {
 			return err
 		}
-		if err := s.uses.load(t); err != nil {
-			return err
+		s.initUses()
+		for i := range s.uses {
+			if err := s.uses[i].load(t); err != nil {
+				return err
+			}
 		}
 		return s.people.load(t)
 	})
@@ -379,11 +383,13 @@ func (s *Store) Flush(ctx context.Context) error {
 		if err := s.people.putUsed(t, used); err != nil {
 			return err
 		}
-		some, err := s.uses.flush(t)
-		if err != nil {
-			return err
+		for i := range s.uses {
+			some, err := s.uses[i].flush(t)
+			if err != nil {
+				return err
+			}
+			idle = idle && !some
 		}
-		idle = idle && !some
 		s.status.Lock()
 		recent := now.Sub(s.status.lastFlush) < aliveEvery
 		s.status.Unlock()

@@ -38,7 +38,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		h.behind = milli(c.At)
 		sh.mu.Unlock()
 		if c.Retiring {
-			s.used(index, c.At)
+			s.uses[0].used(index, c.At)
 		}
 		return out, nil
 	case out.Standing == identity.Barred:
@@ -50,7 +50,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		return out, nil
 	}
 	if c.Retiring {
-		s.used(index, c.At)
+		s.uses[0].used(index, c.At)
 	}
 	two := h.lines.Heard(c.Mark.Instance, c.Mark.Mark, c.Given[:]) && !h.two
 	if out.Standing == identity.Current && counted && c.Mark.Seq < h.seq {
@@ -69,7 +69,9 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		c.Two = true
 	case out.Standing == identity.Current && counted && h.body == c.Digest && h.gate == c.Gate:
 		h.seq = c.Mark.Seq
+		out.Held = machine.Held{URL: int64(h.url), Trust: int64(h.trust)}
 		sh.mu.Unlock()
+		s.usedHeld(index, out.Held, c)
 		s.heard(index, c.At)
 		return out, nil
 	}
@@ -90,7 +92,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 		r.LastCheck = s.lastHeard(index)
 		s.catchUp(r)
 		heard := r.Hear(c.Check, body)
-		did = store.Checked{Standing: heard.Standing, Generation: r.Credential.Generation, Asked: r.Asked, Toward: r.Credential.Keys.Toward}
+		did = store.Checked{Standing: heard.Standing, Generation: r.Credential.Generation, Asked: r.Asked, Toward: r.Credential.Keys.Toward, Held: r.Held}
 		if heard.Standing != identity.Current && heard.Standing != identity.Next {
 			return nil
 		}
@@ -98,6 +100,7 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 			s.warm(r, index)
 			if !heard.Stale {
 				s.heard(index, c.At)
+				s.usedHeld(index, r.Held, c)
 			}
 		})
 		if !heard.Changed {
@@ -119,6 +122,17 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 	return did, nil
 }
 
+// usedHeld counts a check of a machine that holds another version of something
+// than it is to hold.
+func (s *Store) usedHeld(index uint32, held machine.Held, c store.Check) {
+	if c.Wanted.URL != 0 && held.URL != c.Wanted.URL {
+		s.uses[1].used(index, c.At)
+	}
+	if c.Wanted.Trust != 0 && held.Trust != c.Wanted.Trust {
+		s.uses[2].used(index, c.At)
+	}
+}
+
 // catchUp gives the row the sequence number that plain checks left in memory.
 func (s *Store) catchUp(r *machine.Row) {
 	k, _ := keyOf(r.ID)
@@ -134,7 +148,7 @@ func (s *Store) catchUp(r *machine.Row) {
 // recall gives a row that is shown what only memory knows.
 func (s *Store) recall(r *machine.Row, index uint32) {
 	r.LastCheck = s.lastHeard(index)
-	r.GateUses = s.uses.of(index)
+	r.GateUses, r.URLUses, r.TrustUses = s.uses[0].of(index), s.uses[1].of(index), s.uses[2].of(index)
 	k, _ := keyOf(r.ID)
 	sh := s.shard(k)
 	sh.mu.Lock()
@@ -303,7 +317,9 @@ func (s *Store) admit(t *tx, a machine.Admission, now time.Time) (out store.Admi
 		return out, err
 	}
 	t.after = append(t.after, func() {
-		s.uses.forget(index)
+		for i := range s.uses {
+			s.uses[i].forget(index)
+		}
 		s.warm(r, index)
 		s.count(r, 1)
 	})

@@ -26,6 +26,13 @@ type rotationRecord struct {
 	SDigest hexDigest  `json:"second_digest,omitzero"`
 	High    int64      `json:"high"`
 	Run     *runRecord `json:"run,omitempty"`
+	Signed  signed     `json:"signed,omitzero"`
+}
+
+// signed is a rotation.Signed in the file.
+type signed struct {
+	Statement string `json:"statement"`
+	Signature string `json:"signature"`
 }
 
 type runRecord struct {
@@ -46,14 +53,18 @@ type runRecord struct {
 	Outcome    string    `json:"outcome,omitempty"`
 	Leave      []string  `json:"leave,omitempty"`
 	Missed     []string  `json:"missed,omitempty"`
+	FromSigned signed    `json:"from_signed,omitzero"`
+	ToSigned   signed    `json:"to_signed,omitzero"`
 }
 
 func encodeRotation(s *rotation.State) []byte {
-	rec := rotationRecord{Version: s.Version, Digest: hexDigest(s.Digest), Second: s.Second, SDigest: hexDigest(s.SecondDigest), High: s.High}
+	rec := rotationRecord{Version: s.Version, Digest: hexDigest(s.Digest), Second: s.Second, SDigest: hexDigest(s.SecondDigest), High: s.High,
+		Signed: signed(s.Signed)}
 	if r := s.Run; r != nil {
 		rec.Run = &runRecord{From: r.From, To: r.To, FromDigest: hexDigest(r.FromDigest), ToDigest: hexDigest(r.ToDigest), Step: r.Step,
 			Back: r.Back, Aborted: r.Aborted, Drill: r.Drill, Until: utc(r.Until), By: r.By, StartedAt: utc(r.StartedAt), StepAt: utc(r.StepAt),
-			ProvedAt: utc(r.ProvedAt), EndedAt: utc(r.EndedAt), Outcome: r.Outcome, Leave: r.Leave, Missed: r.Missed}
+			ProvedAt: utc(r.ProvedAt), EndedAt: utc(r.EndedAt), Outcome: r.Outcome, Leave: r.Leave, Missed: r.Missed,
+			FromSigned: signed(r.FromSigned), ToSigned: signed(r.ToSigned)}
 	}
 	return mustJSON(rec)
 }
@@ -76,11 +87,12 @@ func decodeRotation(kind string, b []byte) (rotation.State, error) {
 		return s, fmt.Errorf("cannot read the rotation of the %s: %s", kind, err)
 	}
 	s.Version, s.Digest, s.High = rec.Version, secret.Digest(rec.Digest), rec.High
-	s.Second, s.SecondDigest = rec.Second, secret.Digest(rec.SDigest)
+	s.Second, s.SecondDigest, s.Signed = rec.Second, secret.Digest(rec.SDigest), rotation.Signed(rec.Signed)
 	if r := rec.Run; r != nil {
 		s.Run = &rotation.Run{From: r.From, To: r.To, FromDigest: secret.Digest(r.FromDigest), ToDigest: secret.Digest(r.ToDigest), Step: r.Step,
 			Back: r.Back, Aborted: r.Aborted, Drill: r.Drill, Until: r.Until, By: r.By, StartedAt: r.StartedAt, StepAt: r.StepAt,
-			ProvedAt: r.ProvedAt, EndedAt: r.EndedAt, Outcome: r.Outcome, Leave: r.Leave, Missed: r.Missed}
+			ProvedAt: r.ProvedAt, EndedAt: r.EndedAt, Outcome: r.Outcome, Leave: r.Leave, Missed: r.Missed,
+			FromSigned: rotation.Signed(r.FromSigned), ToSigned: rotation.Signed(r.ToSigned)}
 	}
 	return s, nil
 }
@@ -125,7 +137,7 @@ func (s *Store) Steer(ctx context.Context, kind string, session secret.Digest, f
 			return err
 		}
 		if now := st.Retiring(); now != retiring && now != 0 {
-			if err := s.uses.reset(t); err != nil {
+			if err := s.usesOf(kind).reset(t); err != nil {
 				return err
 			}
 		}
@@ -139,7 +151,8 @@ func (s *Store) Steer(ctx context.Context, kind string, session secret.Digest, f
 
 // Tally counts the living machines. One shard is locked at a time, for the
 // microseconds that looking through it takes.
-func (s *Store) Tally(_ string, target int64, left func(string) bool) (n rotation.Tally) {
+func (s *Store) Tally(kind string, target int64, left func(string) bool) (n rotation.Tally) {
+	uses := s.usesOf(kind)
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
@@ -149,9 +162,9 @@ func (s *Store) Tally(_ string, target int64, left func(string) bool) (n rotatio
 				continue
 			}
 			n.All++
-			u := s.uses.of(h.index)
+			u := uses.of(h.index)
 			n.Uses += u.Count
-			moved := h.gate == target
+			moved := h.holds(kind) == target
 			if moved {
 				n.Moved++
 			}
@@ -174,11 +187,11 @@ func (s *Store) Tally(_ string, target int64, left func(string) bool) (n rotatio
 }
 
 // Behind names those that have not moved.
-func (s *Store) Behind(ctx context.Context, _ string, target int64, limit int) ([]string, error) {
+func (s *Store) Behind(ctx context.Context, kind string, target int64, limit int) ([]string, error) {
 	var names []string
 	full := errors.New("enough")
 	err := s.EachMachine(ctx, func(r *machine.Row) error {
-		if r.Gate == target {
+		if r.Holds(kind) == target {
 			return nil
 		}
 		if len(names) == limit {

@@ -24,6 +24,11 @@ func (d *hexDigest) UnmarshalText(b []byte) error {
 // record is a machine's row in the file. It is additive: a field that a later
 // version adds is lost when this version writes the record, which is why a
 // store of a newer format is refused.
+type held struct {
+	URL   int64 `json:"url,omitempty"`
+	Trust int64 `json:"trust,omitempty"`
+}
+
 type record struct {
 	Index        uint32            `json:"index"` // of its time of last check
 	Owner        string            `json:"owner"`
@@ -38,6 +43,7 @@ type record struct {
 	Rotate       time.Time         `json:"rotate,omitzero"`
 	Clone        bool              `json:"clone_suspected,omitempty"`
 	Gate         int64             `json:"gate,omitempty"`
+	Held         held              `json:"held,omitzero"`
 	DeletedAt    time.Time         `json:"deleted_at,omitzero"`
 	DeletedBy    string            `json:"deleted_by,omitempty"`
 }
@@ -104,7 +110,7 @@ func encode(r *machine.Row, index uint32) []byte {
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt.UTC(),
 		},
-		Logs: r.Asked.Logs, Rotate: r.Asked.Rotate, Clone: r.CloneSuspected, Gate: r.Gate,
+		Logs: r.Asked.Logs, Rotate: r.Asked.Rotate, Clone: r.CloneSuspected, Gate: r.Gate, Held: held(r.Held),
 	}
 	if t.Digest != [16]byte{} {
 		rec.Told.Body = t.Digest[:]
@@ -144,7 +150,7 @@ func decode(id string, b []byte) (*machine.Row, uint32, error) {
 			Boot: t.Boot, Version: t.Version, OS: t.OS, Arch: t.Arch, Scope: t.Scope,
 			ServiceManager: t.ServiceManager, ProbedAt: t.ProbedAt,
 		},
-		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate}, CloneSuspected: rec.Clone, Gate: rec.Gate,
+		Asked: machine.Asked{Logs: rec.Logs, Rotate: rec.Rotate}, CloneSuspected: rec.Clone, Gate: rec.Gate, Held: machine.Held(rec.Held),
 	}
 	// A version before this one did not say since when; it was after that.
 	if r.StagedAt.IsZero() && !r.Credential.Next.IsZero() && rec.DeletedAt.IsZero() {

@@ -40,7 +40,9 @@ type hot struct {
 	until    int64  // when the latest certificate expires, 0: none is wanted
 	stale    uint64 // the last sequence number that was below seq, and was passed over
 	lines    machine.Lines
-	gate     int64  // version of the gate token that was presented last
+	gate     int64 // version of the gate token that was presented last
+	url      int32 // versions that the machine said it has
+	trust    int32
 	index    uint32 // of its time of last check
 	said     bool
 	two      bool // suspected
@@ -118,7 +120,7 @@ func (s *Store) warm(r *machine.Row, index uint32) {
 	h.two = r.CloneSuspected
 	h.logs, h.rotate = milli(r.Asked.Logs), milli(r.Asked.Rotate)
 	h.staged = milli(r.StagedAt)
-	h.gate = r.Gate
+	h.gate, h.url, h.trust = r.Gate, int32(r.Held.URL), int32(r.Held.Trust)
 	h.until = 0
 	if r.Credential.Keys.Mtls && r.Deleted == nil {
 		h.until = milli(r.CertifiedTo)
@@ -210,6 +212,17 @@ func (s *Store) cool(id string) {
 		delete(sh.at, k)
 		sh.free = append(sh.free, n)
 	}
+}
+
+// holds is the version of a kind of material that was presented last.
+func (h *hot) holds(kind string) int64 {
+	switch kind {
+	case wire.MaterialURL:
+		return int64(h.url)
+	case wire.MaterialTrust:
+		return int64(h.trust)
+	}
+	return h.gate
 }
 
 func milli(t time.Time) int64 {

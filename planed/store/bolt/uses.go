@@ -10,17 +10,20 @@ import (
 
 	"go.etcd.io/bbolt"
 
+	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/machine"
 	"fleet.example/fleet/planed/rotation"
 )
 
-// uses counts who uses the version of the gate token that retires. Like the
-// times of last checks they lie in pages by dense index and are flushed in
+// uses counts who uses the version of one kind of material that retires. Like
+// the times of last checks they lie in pages by dense index and are flushed in
 // groups, so that a check that is counted writes nothing. A page is made when
 // it is first needed.
 type uses struct {
-	mu    sync.Mutex // to make pages, and of the callers
-	pages atomic.Pointer[[]*usePage]
+	// prefix begins the keys of a kind, but the gate's, which was there first.
+	prefix string
+	mu     sync.Mutex // to make pages, and of the callers
+	pages  atomic.Pointer[[]*usePage]
 	// callers are those that are no known machine, by path.
 	callers map[string]rotation.Caller
 	dirty   bool // of callers
@@ -33,8 +36,31 @@ type usePage struct {
 	last  [perPage]atomic.Int64
 }
 
-// callerKey begins the key of a caller; a page's has four bytes.
+// callerKey begins the key of a caller, after the kind's prefix; a page's has
+// four bytes.
 const callerKey = "path:"
+
+// kinds are the kinds of material whose uses are counted, the gate's first.
+var kinds = []string{wire.MaterialGate, wire.MaterialURL, wire.MaterialTrust}
+
+// usesOf are the uses of a kind.
+func (s *Store) usesOf(kind string) *uses { return &s.uses[max(0, slices.Index(kinds, kind))] }
+
+func (s *Store) initUses() {
+	for i := range s.uses {
+		if i > 0 {
+			s.uses[i].prefix = kinds[i] + ":"
+		}
+	}
+}
+
+// own is a key of the bucket without the kind's prefix.
+func (u *uses) own(key []byte) (rest string, ok bool) {
+	if u.prefix == "" {
+		return string(key), len(key) == 4 || strings.HasPrefix(string(key), callerKey)
+	}
+	return strings.CutPrefix(string(key), u.prefix)
+}
 
 func (u *usePage) encode() []byte {
 	b := make([]byte, 0, 16*perPage)
@@ -78,7 +104,7 @@ func (u *uses) page(index uint32) *usePage {
 	return all[n]
 }
 
-func (u *uses) of(index uint32) (g machine.GateUses) {
+func (u *uses) of(index uint32) (g machine.Uses) {
 	all := u.all()
 	n := int(index / perPage)
 	if n >= len(all) || all[n] == nil {
@@ -102,15 +128,15 @@ func (u *uses) forget(index uint32) {
 }
 
 // used counts a machine's use.
-func (s *Store) used(index uint32, now time.Time) {
-	p := s.uses.page(index)
+func (u *uses) used(index uint32, now time.Time) {
+	p := u.page(index)
 	p.count[index%perPage].Add(1)
 	p.last[index%perPage].Store(now.UnixMicro())
 	p.dirty.Store(true)
 }
 
 // MachineUsed counts a use by a machine that proved who it is.
-func (s *Store) MachineUsed(id string, now time.Time) {
+func (s *Store) MachineUsed(kind, id string, now time.Time) {
 	k, ok := keyOf(id)
 	if !ok {
 		return
@@ -124,13 +150,13 @@ func (s *Store) MachineUsed(id string, now time.Time) {
 	}
 	sh.mu.Unlock()
 	if ok {
-		s.used(index, now)
+		s.usesOf(kind).used(index, now)
 	}
 }
 
 // CallerUsed counts a use by whoever calls a path of the table.
-func (s *Store) CallerUsed(path string, now time.Time) {
-	u := &s.uses
+func (s *Store) CallerUsed(kind, path string, now time.Time) {
+	u := s.usesOf(kind)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.callers == nil {
@@ -142,8 +168,8 @@ func (s *Store) CallerUsed(path string, now time.Time) {
 }
 
 // Callers lists them by path.
-func (s *Store) Callers(string) []rotation.Caller {
-	u := &s.uses
+func (s *Store) Callers(kind string) []rotation.Caller {
+	u := s.usesOf(kind)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	out := make([]rotation.Caller, 0, len(u.callers))
@@ -156,7 +182,11 @@ func (s *Store) Callers(string) []rotation.Caller {
 
 func (u *uses) load(t *bbolt.Tx) error {
 	return t.Bucket(bucketUses).ForEach(func(k, v []byte) error {
-		if path, ok := strings.CutPrefix(string(k), callerKey); ok {
+		key, ok := u.own(k)
+		if !ok {
+			return nil
+		}
+		if path, ok := strings.CutPrefix(key, callerKey); ok {
 			if len(v) == 16 {
 				if u.callers == nil {
 					u.callers = map[string]rotation.Caller{}
@@ -166,8 +196,8 @@ func (u *uses) load(t *bbolt.Tx) error {
 			}
 			return nil
 		}
-		if len(k) == 4 {
-			if n := binary.BigEndian.Uint32(k); n < 1<<22 {
+		if len(key) == 4 {
+			if n := binary.BigEndian.Uint32([]byte(key)); n < 1<<22 {
 				u.page(n * perPage).decode(v)
 			}
 		}
@@ -184,7 +214,7 @@ func (u *uses) flush(t *tx) (some bool, err error) {
 		}
 		some = true
 		t.undo = append(t.undo, func() { p.dirty.Store(true) })
-		if err := t.put(bucketUses, pageKey(n), p.encode()); err != nil {
+		if err := t.put(bucketUses, append([]byte(u.prefix), pageKey(n)...), p.encode()); err != nil {
 			return true, err
 		}
 	}
@@ -202,7 +232,7 @@ func (u *uses) flush(t *tx) (some bool, err error) {
 	for path, c := range u.callers {
 		v := binary.BigEndian.AppendUint64(nil, uint64(c.Uses))
 		v = binary.BigEndian.AppendUint64(v, uint64(c.Last.UnixMicro()))
-		if err := t.put(bucketUses, []byte(callerKey+path), v); err != nil {
+		if err := t.put(bucketUses, []byte(u.prefix+callerKey+path), v); err != nil {
 			return true, err
 		}
 	}
@@ -215,7 +245,9 @@ func (u *uses) flush(t *tx) (some bool, err error) {
 func (u *uses) reset(t *tx) error {
 	var keys [][]byte
 	err := t.Bucket(bucketUses).ForEach(func(k, _ []byte) error {
-		keys = append(keys, slices.Clone(k))
+		if _, ok := u.own(k); ok {
+			keys = append(keys, slices.Clone(k))
+		}
 		return nil
 	})
 	if err != nil {

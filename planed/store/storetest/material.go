@@ -73,10 +73,10 @@ func gateUses(t *testing.T, f Fixture) {
 	if _, err := s.Edit(t.Context(), deleted.ID, store.Change{By: Owner, At: Base, Delete: true}); err != nil {
 		t.Fatal(err)
 	}
-	s.CallerUsed(wire.PathEnroll, Base.Add(5*time.Second))
-	s.CallerUsed(wire.PathEnroll, Base.Add(6*time.Second))
-	s.MachineUsed(behind.ID, Base.Add(7*time.Second))
-	s.MachineUsed(wire.NewMachineID(), Base) // nobody
+	s.CallerUsed(wire.MaterialGate, wire.PathEnroll, Base.Add(5*time.Second))
+	s.CallerUsed(wire.MaterialGate, wire.PathEnroll, Base.Add(6*time.Second))
+	s.MachineUsed(wire.MaterialGate, behind.ID, Base.Add(7*time.Second))
+	s.MachineUsed(wire.MaterialGate, wire.NewMachineID(), Base) // nobody
 	look := func(s store.Store) {
 		t.Helper()
 		got := s.Tally(wire.MaterialGate, 2, nobody)
@@ -94,7 +94,7 @@ func gateUses(t *testing.T, f Fixture) {
 			t.Errorf("behind: %v, %v", names, err)
 		}
 		r, err := s.Machine(t.Context(), behind.ID)
-		if err != nil || r.Gate != 1 || r.GateUses != (machine.GateUses{Count: 4, Last: Base.Add(7 * time.Second)}) {
+		if err != nil || r.Gate != 1 || r.GateUses != (machine.Uses{Count: 4, Last: Base.Add(7 * time.Second)}) {
 			t.Errorf("%+v, %v", r, err)
 		}
 	}
@@ -107,14 +107,14 @@ func gateUses(t *testing.T, f Fixture) {
 	look(s)
 	// What was not flushed is lost, and what was presented is not.
 	gated(t, s, behind, 2, false, Base.Add(8*time.Second))
-	s.MachineUsed(behind.ID, Base.Add(9*time.Second))
+	s.MachineUsed(wire.MaterialGate, behind.ID, Base.Add(9*time.Second))
 	f.Crash(t, s)
 	s = f.Open(t)
 	if r, err := s.Machine(t.Context(), behind.ID); err != nil || r.Gate != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	// Another version retires from here on: its uses are counted from nothing.
-	steer(t, s, func(st *engine.State) ([]audit.Event, error) { return st.Abort(Owner.Actor, Base) })
+	steer(t, s, func(st *engine.State) ([]audit.Event, error) { return st.Abort(Owner.Actor, nil, Base) })
 	if got := s.Tally(wire.MaterialGate, 1, nobody); got.Uses != 0 || got.Behind != 2 || !got.Last.IsZero() {
 		t.Errorf("after turning back: %+v", got)
 	}
@@ -141,7 +141,7 @@ func steering(t *testing.T, f Fixture) {
 		t.Fatal(err)
 	}
 	if _, err := s.Steer(t.Context(), wire.MaterialGate, secret.New("fs_").Digest(), func(st *engine.State) ([]audit.Event, error) {
-		return st.Abort("person:gone", Base)
+		return st.Abort("person:gone", nil, Base)
 	}); !errors.Is(err, store.ErrSessionEnded) {
 		t.Fatal(err)
 	}
