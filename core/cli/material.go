@@ -42,15 +42,51 @@ the path that they call, and are left by it.
 
 Exit 8 when --timeout is over first; the rotation stays under way. For owners,
 and for their tokens with the scopes read and rotate.`,
-		Flags: append(command.JSONFlags(true),
-			&ufcli.BoolFlag{Name: "status", Usage: "show it, and change nothing"},
-			&ufcli.BoolFlag{Name: "resume", Usage: "go on waiting for the one that is under way, and begin none"},
-			&ufcli.BoolFlag{Name: "abort", Usage: "go back to the version before"},
-			&ufcli.StringSliceFlag{Name: "leave", Usage: "narrow past `MACHINE`, by its id or exact name; arguments are such, too"},
-			command.DurationFlag("timeout", "wait at most `D`; 0 waits for ever", rollWait)),
+		Flags: materialFlags(),
 		Run: func(ctx context.Context, c *command.Call) error {
-			return onPlane(c, func(p *planeclient.Client) error { return rotateMaterial(ctx, c, p, wire.MaterialGate) })
+			return onPlane(c, func(p *planeclient.Client) error { return rotateMaterial(ctx, c, p, gateMover{}) })
 		}}
+}
+
+func materialFlags(more ...ufcli.Flag) []ufcli.Flag {
+	return append(append(command.JSONFlags(true), more...),
+		&ufcli.BoolFlag{Name: "status", Usage: "show it, and change nothing"},
+		&ufcli.BoolFlag{Name: "resume", Usage: "go on waiting for the one that is under way, and begin none"},
+		&ufcli.BoolFlag{Name: "abort", Usage: "go back to the version before"},
+		&ufcli.StringSliceFlag{Name: "leave", Usage: "narrow past `MACHINE`, by its id or exact name; arguments are such, too"},
+		command.DurationFlag("timeout", "wait at most `D`; 0 waits for ever", rollWait))
+}
+
+// mover is what is particular to rotating one kind of material.
+type mover interface {
+	kind() string
+	// begin and abort fill in a request, from where the rotation is. joins reports
+	// that one that is under way is the one that is meant.
+	begin(ctx context.Context, now func() (wire.MaterialRotation, error), req *wire.RotationRequest) (joins bool, err error)
+	abort(ctx context.Context, now func() (wire.MaterialRotation, error), req *wire.RotationRequest) error
+	// seen is told of where the rotation is, again and again, and once more when
+	// it has ended.
+	seen(ctx context.Context, r wire.MaterialRotation)
+}
+
+// gateMover rotates the gate's token, which the plane makes.
+type gateMover struct{}
+
+func (gateMover) kind() string { return wire.MaterialGate }
+func (gateMover) begin(context.Context, func() (wire.MaterialRotation, error), *wire.RotationRequest) (bool, error) {
+	return false, nil
+}
+func (gateMover) abort(context.Context, func() (wire.MaterialRotation, error), *wire.RotationRequest) error {
+	return nil
+}
+func (gateMover) seen(context.Context, wire.MaterialRotation) {}
+
+// word is a kind of material as people call it.
+func word(kind string) string {
+	if kind == wire.MaterialTrust {
+		return "ca"
+	}
+	return kind
 }
 
 func drillCommand() *command.Command {
@@ -71,8 +107,9 @@ out at any time, so it may stand in a crontab: two at once are one.`,
 			}}}}
 }
 
-// rotateMaterial is fleet rotate gate.
-func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client, kind string) error {
+// rotateMaterial is fleet rotate gate, url and ca.
+func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client, m mover) error {
+	kind := m.kind()
 	leave := append(c.StringSlice("leave"), c.Args...)
 	if len(c.Args) > 0 && !c.IsSet("leave") {
 		return fault.Usagef("%q: machines are named with --leave", command.Clean(c.Args[0]))
@@ -86,6 +123,10 @@ func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client,
 	switch {
 	case said > 1:
 		return fault.Usagef("--status, --resume and --abort exclude each other")
+	case said > 0 && c.IsSet("to"):
+		return fault.Usagef("--to begins a rotation, --status, --resume and --abort are about one that was begun")
+	case said == 0 && kind != wire.MaterialGate && !c.IsSet("to"):
+		return fault.Usagef("--to is missing").WithHint("fleet rotate %s --status shows the one that is under way, or the last one", word(kind))
 	case len(leave) > 0 && (c.Bool("status") || c.Bool("abort")):
 		return fault.Usagef("--leave goes with a rotation that is to go on")
 	case c.Bool("status"):
@@ -103,13 +144,26 @@ func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client,
 		return err
 	}
 	req := wire.RotationRequest{Action: wire.RotationStart, Leave: names}
-	if c.Bool("abort") {
-		req.Action = wire.RotationAbort
-	}
 	var r wire.MaterialRotation
+	now := func() (wire.MaterialRotation, error) { return p.MaterialRotation(ctx, kind) }
+	joins := false
+	switch {
+	case c.Bool("abort"):
+		req.Action = wire.RotationAbort
+		err = m.abort(ctx, now, &req)
+	case !c.Bool("resume"):
+		joins, err = m.begin(ctx, now, &req)
+	}
+	if err != nil {
+		return err
+	}
+	if joins {
+		r, err = now()
+		req.Action = wire.RotationLeave
+	}
 	if c.Bool("resume") {
 		if r, err = p.MaterialRotation(ctx, kind); err == nil && r.State != wire.RotationRunning {
-			return fault.New(fault.Refused, wire.CodeConflict, "no rotation of the %s is under way", kind).WithHint("fleet rotate %s begins one", kind)
+			return fault.New(fault.Refused, wire.CodeConflict, "no rotation of the %s is under way", word(kind)).WithHint("fleet rotate %s begins one", word(kind))
 		}
 		req.Action = wire.RotationLeave
 	}
@@ -119,15 +173,16 @@ func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client,
 	if err != nil {
 		return err
 	}
-	r, err = watchRotation(ctx, c, p, r, c.Span("timeout"))
+	r, err = watchRotation(ctx, c, p, r, c.Span("timeout"), m.seen)
 	if err != nil {
 		return rotationLeft(c, r, err)
 	}
+	m.seen(ctx, r)
 	if err := showRotation(c, r); err != nil {
 		return err
 	}
 	if want := wire.RotationDone; r.State != want && !c.Bool("abort") {
-		return fault.New(fault.Refused, "aborted", "the rotation of the %s was taken back: version %d stays", kind, r.Version)
+		return fault.New(fault.Refused, "aborted", "the rotation of the %s was taken back: version %d stays", word(kind), r.Version)
 	}
 	return nil
 }
@@ -154,7 +209,7 @@ func drill(ctx context.Context, c *command.Call, p *planeclient.Client) error {
 	if err != nil {
 		return err
 	}
-	if r, err = watchRotation(ctx, c, p, r, limit+drillBack); err != nil {
+	if r, err = watchRotation(ctx, c, p, r, limit+drillBack, gateMover{}.seen); err != nil {
 		return rotationLeft(c, r, err)
 	}
 	if err := showRotation(c, r); err != nil {
@@ -176,7 +231,8 @@ var errWaited = errors.New("waited out")
 // watchRotation waits until the rotation has ended, and tells of its steps. A
 // plane that is out for a while is waited for, too. What was seen last is
 // returned in any case.
-func watchRotation(ctx context.Context, c *command.Call, p *planeclient.Client, r wire.MaterialRotation, limit time.Duration) (wire.MaterialRotation, error) {
+func watchRotation(ctx context.Context, c *command.Call, p *planeclient.Client, r wire.MaterialRotation, limit time.Duration,
+	seen func(context.Context, wire.MaterialRotation)) (wire.MaterialRotation, error) {
 	if limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, errWaited)
@@ -198,6 +254,7 @@ func watchRotation(ctx context.Context, c *command.Call, p *planeclient.Client, 
 		if r.State != wire.RotationRunning {
 			return r, nil
 		}
+		seen(ctx, r)
 		select {
 		case <-ctx.Done():
 			return r, context.Cause(ctx)
@@ -233,8 +290,8 @@ func rotationLeft(c *command.Call, r wire.MaterialRotation, err error) error {
 	if r.Problem != "" {
 		words = r.Problem
 	}
-	return fault.New(fault.NotYet, "not_yet", "the rotation of the %s is in step %s: %s", r.Kind, r.Step, clean(words)).
-		WithHint("fleet rotate %s --resume goes on waiting, --leave MACHINE narrows past one, --abort goes back", r.Kind)
+	return fault.New(fault.NotYet, "not_yet", "the rotation of the %s is in step %s: %s", word(r.Kind), r.Step, clean(words)).
+		WithHint("fleet rotate %s --resume goes on waiting, --leave MACHINE narrows past one, --abort goes back", word(r.Kind))
 }
 
 // holding are the stragglers that were not left.
@@ -278,7 +335,7 @@ func many(n int, one, more string) string {
 // stepLine is a rotation in one line.
 func stepLine(r wire.MaterialRotation) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s", clean(r.Kind), clean(r.State))
+	fmt.Fprintf(&b, "%s: %s", clean(word(r.Kind)), clean(r.State))
 	if r.State != wire.RotationRunning {
 		fmt.Fprintf(&b, ", version %d", r.Version)
 		return b.String()
@@ -288,7 +345,7 @@ func stepLine(r wire.MaterialRotation) string {
 	if r.Back {
 		from, to = to, from
 	}
-	fmt.Fprintf(&b, "%s: %s, version %d to %d", clean(r.Kind), clean(r.Step), from, to)
+	fmt.Fprintf(&b, "%s: %s, version %d to %d", clean(word(r.Kind)), clean(r.Step), from, to)
 	switch {
 	case r.Drill && r.Back:
 		b.WriteString(" (drill, going back)")

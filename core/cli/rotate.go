@@ -26,7 +26,7 @@ const askAtOnce = 128
 func rotateCommand() *command.Command {
 	spec := fanout.Spec{Does: "rotate its credential", Several: true, Cheap: true}
 	return &command.Command{Name: "rotate", Group: groupMachine, Args: "MACHINE…", Summary: "have machines replace their credentials", Max: -1,
-		Verbs: []*command.Command{rotateGateCommand()},
+		Verbs: []*command.Command{rotateGateCommand(), rotateURLCommand(), rotateCACommand()},
 		Help: `A machine that is asked makes its next secret itself, with its next check, and
 the plane takes it over when it is first used; the one before works until then.
 An absent or stopped machine rotates when it is back. Asking twice is asking
@@ -56,11 +56,6 @@ is over first. A token needs the scopes read and rotate.`,
 			sel, err := spec.Parse(c)
 			if err != nil {
 				return err
-			}
-			for _, word := range c.Args {
-				if slices.Contains([]string{"gate", "url", "ca"}, word) {
-					return fault.Usagef("fleet rotate %s is not in this version", word).WithHint("give a machine of that name by its id")
-				}
 			}
 			return onPlane(c, func(p *planeclient.Client) error {
 				machines, err := sel.Machines(ctx, c, atPlane(p))

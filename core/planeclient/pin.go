@@ -108,3 +108,37 @@ func pinned(chain []*x509.Certificate, want [sha256.Size]byte, host string) (*x5
 	}
 	return root, nil
 }
+
+// OneRoot reads one authority's certificate in PEM, and returns it in the form
+// that statements have.
+func OneRoot(b []byte) (string, error) {
+	block, rest := pem.Decode(b)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return "", fault.Usagef("the file holds no PEM certificate")
+	}
+	if more, _ := pem.Decode(rest); more != nil {
+		return "", fault.Usagef("the file holds more than one certificate")
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil || !c.IsCA {
+		return "", fault.Usagef("the file holds no root's certificate")
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})), nil
+}
+
+// HasRoot reports whether the first certificate of one is among roots, both PEM.
+func HasRoot(roots, one string) bool {
+	want, _ := pem.Decode([]byte(one))
+	if want == nil {
+		return false
+	}
+	for rest := []byte(roots); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return false
+		}
+		if subtle.ConstantTimeCompare(block.Bytes, want.Bytes) == 1 {
+			return true
+		}
+	}
+}

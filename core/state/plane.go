@@ -193,3 +193,51 @@ func Exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
+
+// AddRoots has further roots vouch for the plane, besides those that do.
+func (p *Plane) AddRoots(ctx context.Context, pem string) error {
+	return UpdateJSON(ctx, p.file("plane.json"), &p.rec, func() error {
+		if !strings.Contains(p.rec.RootsPEM, strings.TrimSpace(pem)) {
+			p.rec.RootsPEM = strings.TrimRight(p.rec.RootsPEM, "\n") + "\n" + pem
+		}
+		return nil
+	})
+}
+
+// Follow keeps what is known of the plane under the URL that it has now, the
+// session and the links too, and makes that the default. What is known under the
+// one before stays.
+func (p *Plane) Follow(ctx context.Context, d Dirs, url string) error {
+	dir, err := d.planeDir(url)
+	if err != nil {
+		return err
+	}
+	n := &Plane{dir: dir}
+	for _, name := range []string{"links.json", "session"} {
+		b, err := durable.ReadPrivate(p.file(name), maxMoved)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = durable.WriteFile(n.file(name), b, 0o600)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot keep the plane's state under its new URL: %w", err)
+		}
+	}
+	if err := UpdateJSON(ctx, n.file("plane.json"), &n.rec, func() error {
+		n.rec = p.rec
+		n.rec.URL = url
+		return nil
+	}); err != nil {
+		return err
+	}
+	st, err := d.State()
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(st, "default-plane"), []byte(url+"\n"), 0o600)
+}
+
+// maxMoved bounds the files that Follow copies.
+const maxMoved = 64 << 20
