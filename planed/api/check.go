@@ -64,10 +64,13 @@ func (a *API) check(c *call) error {
 	now := a.Now()
 	sum := sha256.Sum256(c.body)
 	given := newMark()
+	var wanted, spared machine.Held
+	wanted.URL, spared.URL = a.now(wire.MaterialURL).Counted()
+	wanted.Trust, spared.Trust = a.now(wire.MaterialTrust).Counted()
 	did, err := a.Store.Check(c.ctx(), store.Check{
 		Machine: id,
 		Check: machine.Check{Presented: by, Mark: mark, Digest: [16]byte(sum[:16]), Given: given, At: now, Gate: c.gate.Version, Retiring: c.gate.Retiring,
-			Wanted: machine.Held{URL: a.now(wire.MaterialURL).Wanted(), Trust: a.now(wire.MaterialTrust).Wanted()}},
+			Wanted: wanted, Spared: spared},
 		Body: func() (*wire.CheckBody, error) {
 			var b wire.CheckBody
 			return &b, decodeLenient(c.body, &b)

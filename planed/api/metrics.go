@@ -167,7 +167,7 @@ func (c *steps) Collect(ch chan<- prometheus.Metric) {
 	if s.Running() {
 		in = s.Run.Step
 		stepAge, age = c.now().Sub(s.Run.StepAt).Seconds(), c.now().Sub(s.Run.StartedAt).Seconds()
-		behind = c.engine.Store.Tally(kind, s.Target(), s.Left).Behind
+		behind = c.engine.Store.Tally(kind, s.Moved, s.Left).Behind
 	}
 	for _, step := range []string{wire.RotationIdle, wire.StepWiden, wire.StepRoll, wire.StepProve, wire.StepNarrow} {
 		v := 0.0

@@ -154,7 +154,7 @@ func (a *API) rotationView(ctx context.Context, e *rotation.Engine, s rotation.S
 	doc := wire.MaterialRotation{Schema: wire.SchemaMaterialRotation, Kind: e.Kind, State: wire.RotationIdle, Version: s.Version,
 		Target: s.Target(), Retiring: s.Retiring(), Problem: e.Problem(),
 		Leave: []string{}, Stragglers: []wire.RotationStraggler{}, Missed: []wire.RotationStraggler{}, Replicas: []wire.RotationReplica{}}
-	tally := a.Store.Tally(e.Kind, s.Target(), s.Left)
+	tally := a.Store.Tally(e.Kind, s.Moved, s.Left)
 	callers := a.Store.Callers(e.Kind)
 	doc.Machines = wire.RotationMachines{All: tally.All, Moved: tally.Moved, Left: tally.Left}
 	f := rotation.Facts{Behind: tally.Behind, Last: tally.Last, Since: a.Store.Since(), Flat: e.Flat}
@@ -228,7 +228,7 @@ func waitsFor(r *rotation.Run, f rotation.Facts, quiet time.Duration) string {
 func (a *API) stragglers(ctx context.Context, doc *wire.MaterialRotation, s rotation.State, recent time.Time) error {
 	full := errors.New("enough")
 	err := a.Store.EachMachine(ctx, func(r *machine.Row) error {
-		if r.Holds(doc.Kind) == s.Target() && !r.UsesOf(doc.Kind).Last.After(recent) {
+		if s.Moved(r.Holds(doc.Kind)) && !r.UsesOf(doc.Kind).Last.After(recent) {
 			return nil
 		}
 		if len(doc.Stragglers) == rotation.MaxNamed {

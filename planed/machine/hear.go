@@ -32,8 +32,8 @@ type Check struct {
 	Gate     int64
 	Retiring bool
 	// Wanted are the versions of what a person signs that machines are to hold,
-	// where others retire; 0 where none does.
-	Wanted Held
+	// where others retire; 0 where none does. Below Spared none does.
+	Wanted, Spared Held
 }
 
 // Heard is what a check did.

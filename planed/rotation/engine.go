@@ -61,12 +61,12 @@ type Store interface {
 	Steer(ctx context.Context, kind string, session secret.Digest, f func(*State) ([]audit.Event, error)) (State, error)
 	// Tally counts the machines by what they presented last, and the uses of the
 	// retiring version since it became that.
-	Tally(kind string, target int64, left func(machine string) bool) Tally
+	Tally(kind string, moved func(version int64) bool, left func(machine string) bool) Tally
 	// Callers are those that are no known machine and used the retiring version.
 	Callers(kind string) []Caller
-	// Behind names, in order, at most limit machines that presented another
-	// version than the target last.
-	Behind(ctx context.Context, kind string, target int64, limit int) ([]string, error)
+	// Behind names, in order, at most limit machines that have not moved by what
+	// they presented last.
+	Behind(ctx context.Context, kind string, moved func(version int64) bool, limit int) ([]string, error)
 	Report(ctx context.Context, r Replica) error
 	Replicas(ctx context.Context, kind string, since time.Time) ([]Replica, error)
 	// Since is from when on uses are known without a gap.
@@ -303,7 +303,7 @@ func (e *Engine) facts(ctx context.Context, s State) (Facts, error) {
 		f.Proved = f.Proved && mine && r.Proved
 		f.Erased = f.Erased && mine && r.Erased
 	}
-	t := e.Store.Tally(e.Kind, s.Target(), s.Left)
+	t := e.Store.Tally(e.Kind, s.Moved, s.Left)
 	f.Behind, f.Last = t.Behind, t.Last
 	for _, c := range e.Store.Callers(e.Kind) {
 		if !s.Left(c.Path) && c.Last.After(f.Last) {
@@ -320,7 +320,7 @@ func (e *Engine) facts(ctx context.Context, s State) (Facts, error) {
 
 // missed names who holds narrowing up.
 func (e *Engine) missed(ctx context.Context, s State) ([]string, error) {
-	names, err := e.Store.Behind(ctx, e.Kind, s.Target(), MaxNamed)
+	names, err := e.Store.Behind(ctx, e.Kind, s.Moved, MaxNamed)
 	if err != nil {
 		return nil, err
 	}

@@ -33,10 +33,10 @@ func (s *shared) Steer(_ context.Context, _ string, _ secret.Digest, f func(*Sta
 	return c.Clone(), nil
 }
 
-func (s *shared) Tally(string, int64, func(string) bool) Tally { return s.tally }
-func (s *shared) Callers(string) []Caller                      { return s.callers }
-func (s *shared) Since() time.Time                             { return s.since }
-func (s *shared) Behind(context.Context, string, int64, int) ([]string, error) {
+func (s *shared) Tally(string, func(int64) bool, func(string) bool) Tally { return s.tally }
+func (s *shared) Callers(string) []Caller                                 { return s.callers }
+func (s *shared) Since() time.Time                                        { return s.since }
+func (s *shared) Behind(context.Context, string, func(int64) bool, int) ([]string, error) {
 	return []string{"m_a"}, nil
 }
 

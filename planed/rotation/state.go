@@ -101,6 +101,16 @@ func (s *State) Target() int64 {
 	return s.Run.To
 }
 
+// Moved reports whether a machine that presented a version last is where it is
+// to be. Of what a person signed, going back, those are there that never left:
+// what they hold is the value that comes back, under its number of before.
+func (s *State) Moved(version int64) bool {
+	if version == s.Target() {
+		return true
+	}
+	return s.Running() && s.Run.Back && !s.Run.ToSigned.IsZero() && version < s.Run.To
+}
+
 // Retiring is the version whose uses are counted: it is to be accepted no more.
 // 0: none.
 func (s *State) Retiring() int64 {

@@ -43,6 +43,7 @@ type Now struct {
 	Version int64
 	Signed  rotation.Signed // zero: nothing is given, and nothing wanted
 	Retires bool            // another version does
+	Spared  int64           // versions below it do not: going back, those never left
 }
 
 // Want is the version that a machine is to hold, if it is another than the one
@@ -54,16 +55,21 @@ func (n *Now) Want(has int64) (version int64, ok bool) {
 	return n.Version, true
 }
 
-// Wanted is the version, where another one retires; otherwise 0.
-func (n *Now) Wanted() int64 {
+// Counted are the version, where another one retires, and the one below which
+// nothing does; otherwise both are 0.
+func (n *Now) Counted() (wanted, spared int64) {
 	if n == nil || !n.Retires {
-		return 0
+		return 0, 0
 	}
-	return n.Version
+	return n.Version, n.Spared
 }
 
 func nowOf(s rotation.State) *Now {
-	return &Now{Version: s.Target(), Signed: s.Given(), Retires: s.Retiring() != 0}
+	n := &Now{Version: s.Target(), Signed: s.Given(), Retires: s.Retiring() != 0}
+	if s.Running() && s.Run.Back {
+		n.Spared = s.Run.To
+	}
+	return n
 }
 
 func digest(value string) secret.Digest { return sha256.Sum256([]byte(value)) }

@@ -125,10 +125,10 @@ func (s *Store) Check(ctx context.Context, c store.Check) (store.Checked, error)
 // usedHeld counts a check of a machine that holds another version of something
 // than it is to hold.
 func (s *Store) usedHeld(index uint32, held machine.Held, c store.Check) {
-	if c.Wanted.URL != 0 && held.URL != c.Wanted.URL {
+	if c.Wanted.URL != 0 && held.URL != c.Wanted.URL && held.URL >= c.Spared.URL {
 		s.uses[1].used(index, c.At)
 	}
-	if c.Wanted.Trust != 0 && held.Trust != c.Wanted.Trust {
+	if c.Wanted.Trust != 0 && held.Trust != c.Wanted.Trust && held.Trust >= c.Spared.Trust {
 		s.uses[2].used(index, c.At)
 	}
 }

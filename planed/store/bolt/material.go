@@ -151,7 +151,7 @@ func (s *Store) Steer(ctx context.Context, kind string, session secret.Digest, f
 
 // Tally counts the living machines. One shard is locked at a time, for the
 // microseconds that looking through it takes.
-func (s *Store) Tally(kind string, target int64, left func(string) bool) (n rotation.Tally) {
+func (s *Store) Tally(kind string, here func(int64) bool, left func(string) bool) (n rotation.Tally) {
 	uses := s.usesOf(kind)
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -164,7 +164,7 @@ func (s *Store) Tally(kind string, target int64, left func(string) bool) (n rota
 			n.All++
 			u := uses.of(h.index)
 			n.Uses += u.Count
-			moved := h.holds(kind) == target
+			moved := here(h.holds(kind))
 			if moved {
 				n.Moved++
 			}
@@ -187,11 +187,11 @@ func (s *Store) Tally(kind string, target int64, left func(string) bool) (n rota
 }
 
 // Behind names those that have not moved.
-func (s *Store) Behind(ctx context.Context, kind string, target int64, limit int) ([]string, error) {
+func (s *Store) Behind(ctx context.Context, kind string, moved func(int64) bool, limit int) ([]string, error) {
 	var names []string
 	full := errors.New("enough")
 	err := s.EachMachine(ctx, func(r *machine.Row) error {
-		if r.Holds(kind) == target {
+		if moved(r.Holds(kind)) {
 			return nil
 		}
 		if len(names) == limit {

@@ -137,7 +137,7 @@ func TestAStoreWithoutAGateTakesARotation(t *testing.T) {
 	steer(func(st *rotation.State) ([]audit.Event, error) {
 		return st.Start(rotation.Begin{By: "person:dana"}, now)
 	})
-	tally := s.Tally(wire.MaterialGate, 2, func(string) bool { return false })
+	tally := s.Tally(wire.MaterialGate, func(v int64) bool { return v == 2 }, func(string) bool { return false })
 	if tally.Moved != 0 || tally.Behind != tally.All || tally.All < 2 {
 		t.Fatalf("%+v", tally)
 	}

@@ -17,6 +17,8 @@ import (
 
 func nobody(string) bool { return false }
 
+func holding(target int64) func(int64) bool { return func(v int64) bool { return v == target } }
+
 // gated makes a check with a gate token's version.
 func gated(t *testing.T, s store.Store, b *Box, version int64, retiring bool, at time.Time) {
 	t.Helper()
@@ -79,18 +81,18 @@ func gateUses(t *testing.T, f Fixture) {
 	s.MachineUsed(wire.MaterialGate, wire.NewMachineID(), Base) // nobody
 	look := func(s store.Store) {
 		t.Helper()
-		got := s.Tally(wire.MaterialGate, 2, nobody)
+		got := s.Tally(wire.MaterialGate, holding(2), nobody)
 		if want := (engine.Tally{All: 2, Moved: 1, Behind: 1, Uses: 5, Last: Base.Add(7 * time.Second)}); got != want {
 			t.Errorf("%+v, not %+v", got, want)
 		}
-		got = s.Tally(wire.MaterialGate, 2, func(id string) bool { return id == behind.ID })
+		got = s.Tally(wire.MaterialGate, holding(2), func(id string) bool { return id == behind.ID })
 		if want := (engine.Tally{All: 2, Moved: 1, Left: 1, Uses: 5, Last: Base.Add(2 * time.Second)}); got != want {
 			t.Errorf("with one left %+v, not %+v", got, want)
 		}
 		if c := s.Callers(wire.MaterialGate); len(c) != 1 || c[0] != (engine.Caller{Path: wire.PathEnroll, Uses: 2, Last: Base.Add(6 * time.Second)}) {
 			t.Errorf("callers: %+v", c)
 		}
-		if names, err := s.Behind(t.Context(), wire.MaterialGate, 2, 10); err != nil || !slices.Equal(names, []string{behind.ID}) {
+		if names, err := s.Behind(t.Context(), wire.MaterialGate, holding(2), 10); err != nil || !slices.Equal(names, []string{behind.ID}) {
 			t.Errorf("behind: %v, %v", names, err)
 		}
 		r, err := s.Machine(t.Context(), behind.ID)
@@ -115,7 +117,7 @@ func gateUses(t *testing.T, f Fixture) {
 	}
 	// Another version retires from here on: its uses are counted from nothing.
 	steer(t, s, func(st *engine.State) ([]audit.Event, error) { return st.Abort(Owner.Actor, nil, Base) })
-	if got := s.Tally(wire.MaterialGate, 1, nobody); got.Uses != 0 || got.Behind != 2 || !got.Last.IsZero() {
+	if got := s.Tally(wire.MaterialGate, holding(1), nobody); got.Uses != 0 || got.Behind != 2 || !got.Last.IsZero() {
 		t.Errorf("after turning back: %+v", got)
 	}
 	if c := s.Callers(wire.MaterialGate); len(c) != 0 {
