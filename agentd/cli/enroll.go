@@ -47,6 +47,7 @@ after an interruption it finishes; where the machine is admitted it asks nobody.
 			&ufcli.StringFlag{Name: "plane", Usage: "the plane's `URL`"},
 			&ufcli.StringFlag{Name: "ca-pin", Usage: "`sha256:HEX` of the plane's root key, as planed init printed it"},
 			&ufcli.StringFlag{Name: "artifact-signers", Usage: "`FILE` with the public keys that may have signed the bundle"},
+			&ufcli.StringFlag{Name: "signers", Usage: "`FILE` with the public keys of persons whose signed statements this machine takes: where the plane is"},
 			&ufcli.StringFlag{Name: "gate-token-file", Usage: "the private `FILE` with the plane's gate token, where the plane has a gate"},
 			&ufcli.StringFlag{Name: "service-manager", Usage: "service-manager plugin `NAME`", Value: "auto"},
 			&ufcli.BoolFlag{Name: "no-qr", Usage: "show no QR code of the URL on a terminal"},
@@ -102,6 +103,10 @@ func runEnroll(ctx context.Context, c *command.Call, version string) error {
 	if err != nil {
 		return err
 	}
+	persons, err := e.persons()
+	if err != nil {
+		return err
+	}
 	roots := planeclient.SystemRoots
 	if pin := c.String("ca-pin"); pin != "" {
 		if roots, err = planeclient.VerifyPin(ctx, e.planeURL, pin); err != nil {
@@ -115,6 +120,9 @@ func runEnroll(ctx context.Context, c *command.Call, version string) error {
 	defer unlock()
 	// Whatever refuses does so before a person is asked.
 	if err := bundle.Place(e.dirs.Data, e.signers); err != nil {
+		return err
+	}
+	if err := e.takes(persons); err != nil {
 		return err
 	}
 	if err := e.admitted(ctx, roots); err != nil {
@@ -182,6 +190,42 @@ func (e *enrolling) bundle() (*enroll.Bundle, error) {
 		return nil, fmt.Errorf("cannot find this program's own bundle: %w", err)
 	}
 	return enroll.OpenBundle(filepath.Dir(self), e.signers)
+}
+
+// persons are the keys whose statements the machine is to take, as it keeps
+// them; nil: those that it has.
+func (e *enrolling) persons() ([]byte, error) {
+	file := e.String("signers")
+	if file == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the signers: %w", err)
+	}
+	keys, err := artifact.ParseSigners(b)
+	if err != nil {
+		return nil, fault.Usagef("--signers: %s: %s", file, err)
+	}
+	if len(keys) == 0 {
+		return nil, fault.Usagef("--signers: %s names no key", file)
+	}
+	return keys.Format(), nil
+}
+
+// takes leaves whose statements this machine takes.
+func (e *enrolling) takes(persons []byte) error {
+	file := filepath.Join(e.dirs.Data, credential.SignersFile)
+	if persons == nil {
+		if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+			e.Notef("without --signers FILE this machine follows no move of the plane to another URL or root")
+		}
+		return nil
+	}
+	if err := durable.WriteFile(file, persons, 0o600); err != nil {
+		return fmt.Errorf("cannot write the signers: %w", err)
+	}
+	return nil
 }
 
 // lock keeps two of them apart.

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"fleet.example/fleet/core/artifact"
+	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -49,7 +50,7 @@ import (
 
 // Names of the files.
 const (
-	SignersFile       = "signers"
+	SignersFile       = place.SignersFile
 	nextPlaneFile     = "plane.next"
 	previousPlaneFile = "plane.previous"
 )

@@ -155,6 +155,7 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 		Report: func(wire.Step) {}, Notice: func(string, ...any) {}, Sent: func(int64, int64) {}, Notef: e.notef}
 	if p != nil {
 		in.Plane, in.Links, in.PlaneURL, in.RootsPEM = touching{client, e, p}, p, p.URL(), p.RootsPEM()
+		in.PersonKey = p.PublicKey()
 	}
 	return in, nil
 }

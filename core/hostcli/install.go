@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"fleet.example/fleet/core/artifact"
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
@@ -29,6 +30,9 @@ first-check, match. It may be interrupted anywhere and run again.
 A host key that is not pinned yet is shown and must be confirmed: by answering,
 by --fingerprint, or by naming the evidence that counts with --trust.
 
+The machine keeps whose signed statements it takes of where the plane is (fleet
+rotate url, ca): the keys in --signers, or yours. The plane cannot change that.
+
 Without a session on the plane, a terminal shows a short code, and the install
 waits until somebody who is logged in, anywhere, has approved it (fleet approve
 CODE, or the plane's page); the machine is theirs then.
@@ -43,6 +47,7 @@ one document with --json.`,
 			&cli.StringSliceFlag{Name: "label", Usage: "label `K=V`; may be given more than once"},
 			&cli.StringFlag{Name: "scope", Usage: "`SCOPE` of the service: user or system"},
 			&cli.StringFlag{Name: "service-manager", Usage: "service-manager plugin `NAME`", Value: "auto"},
+			&cli.StringFlag{Name: "signers", Usage: "`FILE` with the public keys whose signed statements the machine takes (default, where it has none: the key that logged in)"},
 			&cli.StringFlag{Name: "hosts", Usage: "install on every line of `FILE`, or - for standard input"},
 			&cli.IntFlag{Name: "parallel", Usage: "install on `N` hosts at once, with --hosts", Value: 16},
 			&cli.IntFlag{Name: "max-failed", Usage: "with --hosts, begin no more after `N` failures; 0 means never"},
@@ -65,6 +70,11 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 	var err error
 	if o.Labels, err = labels(c.StringSlice("label")); err != nil {
 		return err
+	}
+	if file := c.String("signers"); file != "" {
+		if o.StatementSigners, err = readSigners(file); err != nil {
+			return err
+		}
 	}
 	many := c.String("hosts")
 	if err := checkInstall(o, many); err != nil {
@@ -115,6 +125,22 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 	}
 	fmt.Fprintf(c.Stdout, "%s  %s  %s\n", doc.Machine.ID, doc.Machine.Name, doc.Machine.Presence)
 	return nil
+}
+
+// readSigners reads public keys, and returns them as a machine keeps them.
+func readSigners(file string) ([]byte, error) {
+	b, err := artifact.ReadFile(file, 256<<10)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the signers: %w", err)
+	}
+	keys, err := artifact.ParseSigners(b)
+	if err != nil {
+		return nil, fault.Usagef("--signers: %s: %s", file, err)
+	}
+	if len(keys) == 0 {
+		return nil, fault.Usagef("--signers: %s names no key", file)
+	}
+	return keys.Format(), nil
 }
 
 func checkInstall(o install.Options, many string) error {

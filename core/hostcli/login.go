@@ -95,7 +95,11 @@ func runLogin(ctx context.Context, b Build, c *command.Call) error {
 		return err
 	}
 	fp := ssh.FingerprintSHA256(key.PublicKey())
-	if _, err := e.dirs.SaveLogin(ctx, url, roots, fp, answer); err != nil {
+	saved, err := e.dirs.SaveLogin(ctx, url, roots, fp, answer)
+	if err != nil {
+		return err
+	}
+	if err := saved.KeepKey(ctx, strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key.PublicKey())))); err != nil {
 		return err
 	}
 	if c.WantsJSON() {

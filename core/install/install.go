@@ -33,6 +33,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
+	"strings"
 	"time"
 
 	"fleet.example/fleet/core/artifact"
@@ -77,6 +79,8 @@ type Env struct {
 	Links    *state.Plane
 	PlaneURL string
 	RootsPEM string
+	// PersonKey is the key that logged in, in authorized_keys form, or "".
+	PersonKey string
 
 	Resolver sshconfig.Resolver
 	Pins     *hostkey.Store
@@ -120,6 +124,9 @@ type Options struct {
 	Manager      string // a plugin's name, or "auto"
 	Fingerprints []string
 	Trust        string // "" | known_hosts | cert-authority
+	// StatementSigners are the keys whose statements the machine is to take, in
+	// place of those that it has; empty: it keeps them, or takes PersonKey's.
+	StatementSigners []byte
 }
 
 // run is one install under way.
@@ -259,6 +266,9 @@ func (r *run) credentialLost() error {
 
 // credential hands the secret to agentd on SSH's standard input.
 func (r *run) credential(ctx context.Context) (bool, string, error) {
+	if err := r.signers(ctx); err != nil {
+		return false, "", err
+	}
 	if r.secret.Empty() {
 		return true, "the machine's own works", nil
 	}
@@ -275,6 +285,29 @@ func (r *run) credential(ctx context.Context) (bool, string, error) {
 		return false, "", fmt.Errorf("cannot place the credential: %w", err)
 	}
 	return false, "", nil
+}
+
+// signers leaves on the machine whose statements it takes: over SSH, since what
+// the plane says of that counts for nothing (R37).
+func (r *run) signers(ctx context.Context) error {
+	file, keys := path.Join(r.dirs.Data, place.SignersFile), r.o.StatementSigners
+	if len(keys) == 0 {
+		if r.PersonKey == "" {
+			return nil
+		}
+		res, err := r.conn.Run(ctx, sshconn.Script{Args: []string{file}, Body: `[ -e "$1" ] && echo there || :`})
+		if err != nil {
+			return err
+		}
+		if res.Exit != 0 || strings.Contains(string(res.Stdout), "there") {
+			return nil
+		}
+		keys = []byte(r.PersonKey + "\n")
+	}
+	if _, err := r.host.WriteFile(ctx, file, keys, 0o600, false); err != nil {
+		return fmt.Errorf("cannot write the signers: %w", err)
+	}
+	return nil
 }
 
 func (r *run) managerName() string {

@@ -57,6 +57,7 @@ const MaxRuntimeDir = 103 - len("/s_0123456789.sock")
 const (
 	ServiceFile      = "service.json"
 	InstallationFile = "installation"
+	SignersFile      = "signers" // whose signed statements the machine takes
 	LatchFile        = "latch"
 	SessionsDir      = "sessions"
 	WorkspacesDir    = "workspaces"

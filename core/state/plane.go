@@ -30,7 +30,10 @@ type planeRecord struct {
 	RootsPEM string `json:"roots_pem"` // or "system"
 	Person   string `json:"person"`
 	Key      string `json:"key"` // fingerprint of the key that last logged in
-	Expires  string `json:"session_expires"`
+	// PublicKey is that key, in authorized_keys form: machines that are installed
+	// take its statements.
+	PublicKey string `json:"public_key,omitempty"`
+	Expires   string `json:"session_expires"`
 	// AuditHead is the last audit head that was verified here.
 	AuditSeq  uint64 `json:"audit_seq"`
 	AuditHash string `json:"audit_hash"`
@@ -133,6 +136,18 @@ func (p *Plane) Person() string { return p.rec.Person }
 
 // Key is the fingerprint of the key that logged in last.
 func (p *Plane) Key() string { return p.rec.Key }
+
+// PublicKey is the key that logged in last, in authorized_keys form, or "" where
+// a fleet of before it was kept logged in.
+func (p *Plane) PublicKey() string { return p.rec.PublicKey }
+
+// KeepKey remembers the key that logged in.
+func (p *Plane) KeepKey(ctx context.Context, authorized string) error {
+	return UpdateJSON(ctx, p.file("plane.json"), &p.rec, func() error {
+		p.rec.PublicKey = authorized
+		return nil
+	})
+}
 
 // Session is the stored session token. Without one, or past its end, the error
 // asks for a login.

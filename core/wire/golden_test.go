@@ -43,6 +43,7 @@ func TestDocuments(t *testing.T) {
 		"rotation":          wire.Rotation{Schema: wire.SchemaRotation},
 		"service":           wire.ServiceRecord{Schema: wire.SchemaService},
 		"session":           wire.Session{Schema: wire.SchemaSession},
+		"statement":         wire.Statement{Schema: wire.SchemaStatement},
 		"test":              wire.Test{Schema: wire.SchemaTest},
 		"token":             wire.Token{Schema: wire.SchemaToken},
 		"tree":              wire.TreeRequest{},
