@@ -28,12 +28,16 @@ func knock(t *testing.T, url string) int {
 // killed on the way; at the end the old URL refuses, and whoever slept is back by
 // itself. // R26
 func TestAFleetMovesToAnotherURL(t *testing.T) {
-	second := freeAddr(t)
-	w := newWorld(t, "--listen", second)
+	t.Parallel()
+	second, mtls := freeAddr(t), freeAddr(t)
+	w := newWorld(t, "--listen", second, "--mtls-listen", mtls)
 	roots := readFile(t, w.data+"/root.pem")
 	awake, asleep, deaf := w.agent("awake", roots), w.agent("asleep", roots), w.agent("deaf", roots)
-	awake.takes(w.key)
-	asleep.takes(w.key)
+	certified := w.agent("certified", roots) // on the rung of mutual TLS
+	for _, a := range []*agent{awake, asleep, certified} {
+		a.takes(w.key)
+	}
+	w.must("fleet", "rotate", "certified", "--kind", "mtls", "--wait", "--timeout", "2m")
 	asleep.stop()
 	old, to := w.url, "https://"+second
 
@@ -42,6 +46,7 @@ func TestAFleetMovesToAnotherURL(t *testing.T) {
 	w.fails(9, "has that url already", "rotate", "url", "--to", old)
 	w.fails(8, "asleep", "rotate", "url", "--to", to, "--timeout", "5s", "--key", w.key)
 	awake.at(to, 2)
+	certified.at(to, 2)
 	w.plane.end(syscall.SIGKILL)
 	w.serve()
 	w.poll("the stragglers to be named", func() error {
@@ -97,15 +102,20 @@ func TestAFleetMovesToAnotherURL(t *testing.T) {
 
 	// The old listener goes, and the plane is where it says, after a restart too.
 	w.plane.end(syscall.SIGTERM)
-	w.args = []string{"serve", "--data", w.data, "--listen", second, "--check-interval", "1s", "--test-floor", "200ms"}
+	w.args = []string{"serve", "--data", w.data, "--listen", second, "--mtls-listen", mtls, "--check-interval", "1s", "--test-floor", "200ms"}
 	w.serve()
-	before := w.show("asleep").LastCheck
-	w.poll("the machines to check at the new URL alone", func() error {
-		if now := w.show("asleep").LastCheck; now == nil || before != nil && !now.After(before.Time) {
-			return errorf("not yet")
-		}
-		return nil
-	})
+	for _, name := range []string{"awake", "asleep", "deaf", "certified"} {
+		before := w.show(name).LastCheck
+		w.poll(name+" to check at the new URL alone", func() error {
+			if now := w.show(name).LastCheck; now == nil || before != nil && !now.After(before.Time) {
+				return errorf("not yet")
+			}
+			return nil
+		})
+	}
+	if k := w.show("certified").Credential.Kind; k != wire.KindMTLS {
+		t.Errorf("the machine that was known by certificate is known by %s", k)
+	}
 	w.must("fleet", "login", to, "--ca-pin", w.pin, "--key", w.key)
 }
 
@@ -113,6 +123,7 @@ func TestAFleetMovesToAnotherURL(t *testing.T) {
 // was not reached; where the new place goes after machines arrived, an abort
 // reaches them at the place before. // R26
 func TestAMoveThatDoesNotWorkIsTakenBack(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	roots := readFile(t, w.data+"/root.pem")
 	awake, asleep := w.agent("awake", roots), w.agent("asleep", roots)

@@ -19,7 +19,6 @@ import (
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/planeclient"
-	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
@@ -71,7 +70,6 @@ func rotateSigned(ctx context.Context, c *command.Call, kind string) error {
 	}
 	defer client.Close()
 	s := &signedMover{what: kind, call: c, known: known, client: client}
-	defer s.close()
 	if to := c.String("to"); kind == wire.MaterialURL && to != "" {
 		if s.to, err = wire.PlaneURL(to); err != nil {
 			return fault.Usagef("--to: %s", err)
@@ -88,17 +86,11 @@ type signedMover struct {
 	known  *state.Plane
 	client *planeclient.Client
 
-	there   *planeclient.Client // at the new URL
+	there   *planeclient.Client // at the new URL, over the same connections' pool
 	trouble string
 }
 
 func (s *signedMover) kind() string { return s.what }
-
-func (s *signedMover) close() {
-	if s.there != nil {
-		s.there.Close()
-	}
-}
 
 // begin signs the statement that begins a rotation, unless one to the same value
 // is under way.
@@ -238,11 +230,8 @@ func (s *signedMover) seen(ctx context.Context, r wire.MaterialRotation) {
 // reach asks the plane at another URL for what it was asked at this one.
 func (s *signedMover) reach(ctx context.Context, url string) error {
 	if s.there == nil {
-		token, err := s.session()
-		if err != nil {
-			return err
-		}
-		if s.there, err = planeclient.New(planeclient.Options{URL: url, RootsPEM: s.known.RootsPEM(), Token: token}); err != nil {
+		var err error
+		if s.there, err = s.client.At(url); err != nil {
 			return err
 		}
 	}
@@ -250,13 +239,6 @@ func (s *signedMover) reach(ctx context.Context, url string) error {
 	defer cancel()
 	_, err := s.there.MaterialRotation(ctx, s.what)
 	return err
-}
-
-func (s *signedMover) session() (secret.Text, error) {
-	if f := s.call.String("token-file"); f != "" {
-		return state.TokenFile(f)
-	}
-	return s.known.Session()
 }
 
 // same reports whether two values are one.

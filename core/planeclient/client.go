@@ -91,6 +91,18 @@ func New(o Options) (*Client, error) {
 // URL is the plane's URL in its one spelling: what a login signs.
 func (c *Client) URL() string { return c.url }
 
+// At is the same principal's client for another URL of the plane, with the same
+// trust.
+func (c *Client) At(plane string) (*Client, error) {
+	u, err := wire.PlaneURL(plane)
+	if err != nil {
+		return nil, fault.Usagef("%q: %s", plane, err)
+	}
+	n := *c
+	n.url = u
+	return &n, nil
+}
+
 // Close lets kept connections go.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 

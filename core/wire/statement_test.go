@@ -49,7 +49,9 @@ func TestStatementsThatAreNone(t *testing.T) {
 		"roots as well": func(s *Statement) { s.RootsPEM = "x" },
 		"no roots":      func(s *Statement) { s.Kind, s.URL = MaterialTrust, "" },
 		"words":         func(s *Statement) { s.Kind, s.URL, s.RootsPEM = MaterialTrust, "", "system" },
-		"a key":         func(s *Statement) { s.Kind, s.URL, s.RootsPEM = MaterialTrust, "", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n" },
+		"a key": func(s *Statement) {
+			s.Kind, s.URL, s.RootsPEM = MaterialTrust, "", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+		},
 	} {
 		s := statement()
 		change(&s)

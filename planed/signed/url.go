@@ -171,7 +171,9 @@ func (u *URL) Apply(s rotation.State) (versions []int64) {
 	if target := p.byNumber[s.Target()]; target != "" {
 		p.url = target
 	}
-	p.retiring = hostOf(p.byNumber[s.Retiring()])
+	if old := p.byNumber[s.Retiring()]; slices.Contains(accepted, old) {
+		p.retiring = hostOf(old)
+	}
 	if !p.Signed.IsZero() {
 		for _, url := range own {
 			if !slices.Contains(accepted, url) {
