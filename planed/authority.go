@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/datadir"
@@ -65,6 +66,7 @@ func caCommand() *command.Command {
 	return &command.Command{
 		Name: "ca", Summary: "the plane's certificate authority",
 		Sub: []*command.Command{
+			newRootCommand(),
 			{
 				Name: "show", Summary: "the certificates that trust hangs on, and until when",
 				Flags: append(command.JSONFlags(false), dataFlag()), Run: showAuthority,
@@ -137,6 +139,12 @@ func renewAuthority(ctx context.Context, c *command.Call) error {
 		return err
 	}
 	now, rehearse := time.Now(), c.Bool("rehearse")
+	if next, err := datadir.NextRoot(dir); err != nil {
+		return err
+	} else if next != nil && !rehearse {
+		return fault.New(fault.Refused, wire.CodeConflict, "a new root is on its way, %s, and vouches for the present intermediate alone", ca.Pin(next)).
+			WithHint("fleet rotate ca ends that, forwards or with --abort")
+	}
 	r, err := datadir.NewIntermediate(ctx, a.Root, rootKey, c.String("intermediate-key"), !rehearse, now)
 	if err != nil {
 		return err

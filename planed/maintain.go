@@ -18,6 +18,7 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/wire"
 	"fleet.example/fleet/planed/admin"
+	"fleet.example/fleet/planed/ca"
 	"fleet.example/fleet/planed/datadir"
 	"fleet.example/fleet/planed/restore"
 	"fleet.example/fleet/planed/store"
@@ -33,7 +34,7 @@ func (s *server) Status(ctx context.Context) (admin.Status, error) {
 	}
 	o := s.opts
 	out := admin.Status{
-		Schema: admin.SchemaStatus, URL: o.Plane.URL, Version: o.Version, PID: os.Getpid(),
+		Schema: admin.SchemaStatus, URL: s.place.Current(), Version: o.Version, PID: os.Getpid(),
 		StartedAt: wire.Time{Time: s.started},
 		IntervalS: o.Policy.Interval.Seconds(), MinGapS: o.Policy.MinGap().Seconds(), TestFloorS: o.Policy.TestFloor.Seconds(),
 		Machines: st.Machines, Tombstones: st.Tombstones, Persons: st.Persons, Tokens: st.Tokens,
@@ -42,7 +43,7 @@ func (s *server) Status(ctx context.Context) (admin.Status, error) {
 		AuditHead: head,
 	}
 	if _, own := s.certs.(*authority); own {
-		out.CAPin = o.Plane.CAPin
+		out.CAPin = ca.Pin(s.authority.Current().Root)
 	}
 	if c, err := s.certs.Certificate(); err == nil && c.Leaf != nil {
 		out.LeafExpires = wire.TimeOf(c.Leaf.NotAfter)

@@ -24,8 +24,20 @@ type authority struct {
 	dir     string
 	current atomic.Pointer[ca.Server]
 
-	mu   sync.Mutex // of load
-	more []string   // URLs besides the one in plane.json
+	mu      sync.Mutex          // of load
+	more    []string            // URLs besides the one in plane.json
+	retired []*x509.Certificate // roots that are trusted no more
+}
+
+// Current is the authority in use.
+func (a *authority) Current() *ca.Server { return a.current.Load() }
+
+// Retire is part of signed.Authority.
+func (a *authority) Retire(roots []*x509.Certificate) error {
+	a.mu.Lock()
+	a.retired = roots
+	a.mu.Unlock()
+	return a.load()
 }
 
 func openAuthority(dir string, p datadir.Plane) (*authority, error) {
@@ -54,7 +66,7 @@ func (a *authority) load() error {
 	if err != nil {
 		return err
 	}
-	s.More = a.more
+	s.More, s.Retired = a.more, a.retired
 	if _, err := s.Certificate(); err != nil {
 		return err
 	}

@@ -28,7 +28,14 @@ func (s *server) openSigned() error {
 			o.Log.Error("the certificate is not for all of the plane's URLs", "error", err.Error())
 		}
 	}
-	return s.rotates(wire.MaterialURL, s.place)
+	if err := s.rotates(wire.MaterialURL, s.place); err != nil {
+		return err
+	}
+	if _, own := s.certs.(*authority); !own {
+		return nil // somebody else vouches for what the plane presents
+	}
+	s.trust = &signed.Trust{Dir: o.Dir, Store: s.store, Authority: s.authority, Planes: s.place.Names, Time: time.Now}
+	return s.rotates(wire.MaterialTrust, s.trust)
 }
 
 // rotates makes the engine of one kind.

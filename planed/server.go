@@ -55,6 +55,7 @@ type server struct {
 	gate      *gate.Gate // nil without --gate-token-file
 	engine    *rotation.Engine
 	place     *signed.URL
+	trust     *signed.Trust      // nil with --tls-cert
 	moving    []*rotation.Engine // of what a person signs
 
 	public  *http.Server
@@ -144,7 +145,7 @@ func start(o *serveOpts) (_ *server, err error) {
 		return nil, err
 	}
 	s.api = api.New(api.Config{
-		Gate: s.gate, Place: s.place,
+		Gate: s.gate, Place: s.place, Trust: s.trust,
 		Store: s.store, URL: o.Plane.URL, Policy: o.Policy, Version: o.Version, Log: o.Log, Now: time.Now, RequireTouch: o.RequireTouch,
 		Certificates: s.authority, MTLSURL: o.MTLSURL, CertificateLife: o.CertificateLife,
 		Pages: web.New(web.Config{Store: s.store, URL: o.Plane.URL, URLs: s.place.Own, Now: time.Now, Log: o.Log, RequireTouch: o.RequireTouch}).Handlers(),
@@ -382,15 +383,15 @@ func (s *server) reload() {
 			s.opts.Log.Error("keeping the gate tokens in use", "error", err.Error())
 		}
 	}
-	for _, e := range s.moving {
-		if err := e.Reload(context.Background()); err != nil {
-			s.opts.Log.Error("keeping what is in use", "kind", e.Kind, "error", err.Error())
-		}
-	}
 	if err := s.authority.load(); err != nil {
 		s.opts.Log.Error("keeping the authority in use", "error", err.Error())
 	} else {
 		s.opts.Log.Info("authority read again")
+	}
+	for _, e := range s.moving {
+		if err := e.Reload(context.Background()); err != nil {
+			s.opts.Log.Error("keeping what is in use", "kind", e.Kind, "error", err.Error())
+		}
 	}
 	f, ok := s.certs.(*fileCert)
 	if !ok {

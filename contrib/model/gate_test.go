@@ -286,7 +286,7 @@ func runGate(r *rapid.T, w *world) {
 		"two rotate": func(*rapid.T) { start("person:dana", false); start("person:mo", false) },
 		"drill":      func(*rapid.T) { start("token:cron", true) },
 		"abort": func(*rapid.T) {
-			g.steer(func(s *rotation.State) ([]audit.Event, error) { return s.Abort("person:dana", time.Now()) })
+			g.steer(func(s *rotation.State) ([]audit.Event, error) { return s.Abort("person:dana", nil, time.Now()) })
 		},
 		"leave": func(r *rapid.T) {
 			b := some(r)

@@ -34,6 +34,7 @@ type metrics struct {
 	// Uses of the gate token that is to be accepted no more.
 	retiringMachine, retiringUnknown prometheus.Counter
 
+	rotations    *steps // nil: nothing rotates here
 	certificates struct{ issued, refused prometheus.Counter }
 }
 
@@ -123,15 +124,20 @@ func (c *pending) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// rotates adds what there is to know of one engine.
+// rotates adds what there is to know of one engine. Engines are added before
+// anybody collects.
 func (m *metrics) rotates(e *rotation.Engine, now func() time.Time) {
-	m.registry.MustRegister(&steps{e, now})
+	if m.rotations == nil {
+		m.rotations = &steps{now: now}
+		m.registry.MustRegister(m.rotations)
+	}
+	m.rotations.engines = append(m.rotations.engines, e)
 }
 
-// steps collects where an engine's rotation is.
+// steps collects where the engines' rotations are.
 type steps struct {
-	engine *rotation.Engine
-	now    func() time.Time
+	engines []*rotation.Engine
+	now     func() time.Time
 }
 
 var (
@@ -154,11 +160,17 @@ func (*steps) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c *steps) Collect(ch chan<- prometheus.Metric) {
-	kind := c.engine.Kind
+	for _, e := range c.engines {
+		c.collect(ch, e)
+	}
+}
+
+func (c *steps) collect(ch chan<- prometheus.Metric, e *rotation.Engine) {
+	kind := e.Kind
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{kind}, labels...)...)
 	}
-	s, err := c.engine.Store.RotationState(context.Background(), kind)
+	s, err := e.Store.RotationState(context.Background(), kind)
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(stepDesc, err)
 		return
@@ -167,7 +179,7 @@ func (c *steps) Collect(ch chan<- prometheus.Metric) {
 	if s.Running() {
 		in = s.Run.Step
 		stepAge, age = c.now().Sub(s.Run.StepAt).Seconds(), c.now().Sub(s.Run.StartedAt).Seconds()
-		behind = c.engine.Store.Tally(kind, s.Moved, s.Left).Behind
+		behind = e.Store.Tally(kind, s.Moved, s.Left).Behind
 	}
 	for _, step := range []string{wire.RotationIdle, wire.StepWiden, wire.StepRoll, wire.StepProve, wire.StepNarrow} {
 		v := 0.0

@@ -37,6 +37,9 @@ func (a *API) engine(c *call) (*rotation.Engine, error) {
 		return nil, &refusal{http.StatusConflict, wire.ErrorDetail{Code: wire.CodeConflict, Message: "this plane has no gate",
 			Hint: "planed gate new FILE makes a token; planed serve --gate-token-file FILE puts it in front of the machine endpoints"}}
 	}
+	if kind == wire.MaterialTrust {
+		return nil, conflict("this plane presents a certificate that another authority issued")
+	}
 	return nil, &refusal{http.StatusNotFound, wire.ErrorDetail{Code: wire.CodeNotFound, Message: "there is no such material"}}
 }
 

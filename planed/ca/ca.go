@@ -19,7 +19,9 @@
 // so that those of the old one go on until they expire, hours later. A root is
 // replaced while both are trusted: Server.Roots holds every root whose
 // certificates are accepted and that the trust bundle names, Server.Root the
-// one that vouches for the intermediate in use.
+// one that vouches for the intermediate in use. The intermediate's key stays and
+// has a certificate by each root, of which Server.Cross holds the other one, so
+// that what it issues is verified by whoever trusts either.
 //
 // The package must not know HTTP, stores or what machines do.
 package ca
@@ -135,6 +137,21 @@ func NewIntermediate(root *x509.Certificate, rootKey, key crypto.Signer, now tim
 	}, root, key.Public(), rootKey)
 }
 
+// Cross makes a further certificate of an intermediate's key: the same subject,
+// by another root.
+func Cross(inter, root *x509.Certificate, rootKey crypto.Signer, now time.Time) (*x509.Certificate, error) {
+	return issue(&x509.Certificate{
+		SerialNumber:          serial(),
+		RawSubject:            inter.RawSubject,
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(intermediateLife),
+		BasicConstraintsValid: true, IsCA: true, MaxPathLen: 0, MaxPathLenZero: true,
+		KeyUsage:     inter.KeyUsage,
+		ExtKeyUsage:  inter.ExtKeyUsage,
+		SubjectKeyId: inter.SubjectKeyId,
+	}, root, inter.PublicKey, rootKey)
+}
+
 func issue(tmpl, parent *x509.Certificate, pub crypto.PublicKey, signer crypto.Signer) (*x509.Certificate, error) {
 	if parent == nil {
 		parent = tmpl
@@ -154,8 +171,12 @@ type Server struct {
 	URL          string
 	More         []string // further URLs that the server's certificate is for
 	Now          func() time.Time
-	// Roots are trusted for machines' certificates, besides Root.
-	Roots []*x509.Certificate
+	// Roots are trusted for machines' certificates, besides Root. Retired are
+	// trusted no more, whatever the others say.
+	Roots, Retired []*x509.Certificate
+	// Cross are further certificates of the intermediate's key, by other roots:
+	// whoever trusts one of those verifies what the key issues, too.
+	Cross []*x509.Certificate
 	// TrustDomain is that of the machines' SPIFFE ids. It stays when the URL
 	// changes.
 	TrustDomain string
@@ -217,9 +238,9 @@ func (s *Server) issue(now time.Time) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tls.Certificate{
-		Certificate: [][]byte{cert.Raw, s.Intermediate.Raw, s.Root.Raw},
-		PrivateKey:  key,
-		Leaf:        cert,
-	}, nil
+	c := &tls.Certificate{Certificate: [][]byte{cert.Raw, s.Intermediate.Raw}, PrivateKey: key, Leaf: cert}
+	for _, more := range append(append(slices.Clone(s.Cross), s.Root), s.Roots...) {
+		c.Certificate = append(c.Certificate, more.Raw)
+	}
+	return c, nil
 }

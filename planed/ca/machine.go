@@ -111,7 +111,11 @@ func (s *Server) Machine(r Request, machine string, now, until time.Time) (chain
 	if leaf, err = issue(tmpl, s.Intermediate, r.Public, s.Key); err != nil {
 		return "", nil, fmt.Errorf("cannot issue a machine's certificate: %w", err)
 	}
-	return string(EncodeCert(leaf)) + string(EncodeCert(s.Intermediate)), leaf, nil
+	chain = string(EncodeCert(leaf)) + string(EncodeCert(s.Intermediate))
+	for _, c := range s.Cross {
+		chain += string(EncodeCert(c))
+	}
+	return chain, leaf, nil
 }
 
 // errNoMachine refuses a certificate that leads to our root and is no machine's.
@@ -141,9 +145,9 @@ func (s *Server) Identify(c *x509.Certificate, now time.Time) (machine string, e
 
 // Trusted are the roots whose certificates are accepted, the one in use first.
 func (s *Server) Trusted() []*x509.Certificate {
-	out := []*x509.Certificate{s.Root}
-	for _, r := range s.Roots {
-		if !slices.ContainsFunc(out, r.Equal) {
+	var out []*x509.Certificate
+	for _, r := range append([]*x509.Certificate{s.Root}, s.Roots...) {
+		if !slices.ContainsFunc(out, r.Equal) && !slices.ContainsFunc(s.Retired, r.Equal) {
 			out = append(out, r)
 		}
 	}
@@ -155,6 +159,11 @@ func (s *Server) Pool() *x509.CertPool {
 	p := x509.NewCertPool()
 	for _, r := range s.Trusted() {
 		p.AddCert(r)
+	}
+	if len(s.Cross) > 0 {
+		// A machine brings the certificates that the intermediate had when it was
+		// certified; by which root, does not matter hours later.
+		p.AddCert(s.Intermediate)
 	}
 	return p
 }

@@ -39,6 +39,9 @@ func (s *Server) Try(now time.Time, roots ...*x509.Certificate) error {
 		return err
 	}
 	own := &tls.Certificate{Certificate: [][]byte{c.Raw, s.Intermediate.Raw}, Leaf: c}
+	for _, more := range s.Cross {
+		own.Certificate = append(own.Certificate, more.Raw)
+	}
 	if err := verify(own, pool, "", x509.ExtKeyUsageClientAuth, now); err != nil {
 		return fmt.Errorf("a machine's certificate does not verify: %w", err)
 	}

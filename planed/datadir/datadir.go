@@ -24,6 +24,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -355,6 +356,21 @@ func Authority(dir string, p Plane) (*ca.Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	next, cross, err := coming(dir)
+	if err != nil {
+		return nil, err
+	}
+	// A root that replaced another counts from when plane.json pins it, whichever
+	// names the files have by then.
+	if ca.Pin(root) != p.CAPin && next != nil && ca.Pin(next) == p.CAPin {
+		root, next = next, nil
+		if inter.CheckSignatureFrom(root) != nil && len(cross) > 0 {
+			i := slices.IndexFunc(cross, func(c *x509.Certificate) bool { return c.CheckSignatureFrom(root) == nil })
+			if i >= 0 {
+				inter, cross[i] = cross[i], inter
+			}
+		}
+	}
 	file := filepath.Join(dir, FileIntermediateKey)
 	key, err := keystore.Open(context.Background(), file)
 	if err != nil {
@@ -381,7 +397,11 @@ func Authority(dir string, p Plane) (*ca.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ca.Server{Root: root, Intermediate: inter, Key: key, URL: p.URL, Now: time.Now, Roots: more, TrustDomain: p.TrustDomain}, nil
+	if next != nil {
+		more = append(more, next)
+	}
+	cross = slices.DeleteFunc(cross, func(c *x509.Certificate) bool { return !owns(key, c) || c.Equal(inter) })
+	return &ca.Server{Root: root, Intermediate: inter, Key: key, URL: p.URL, Now: time.Now, Roots: more, Cross: cross, TrustDomain: p.TrustDomain}, nil
 }
 
 // moreRoots reads the roots that are trusted besides the one in use.

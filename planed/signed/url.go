@@ -247,11 +247,11 @@ func (u *URL) Check(st *wire.Statement) error {
 	if st.URL == u.Current() {
 		return fmt.Errorf("the plane is at %s already", st.URL)
 	}
-	return u.checkPlanes(st)
+	return u.Names(st)
 }
 
-// checkPlanes refuses a statement that machines would take for another plane's.
-func (u *URL) checkPlanes(st *wire.Statement) error {
+// Names refuses a statement that machines would take for another plane's.
+func (u *URL) Names(st *wire.Statement) error {
 	for _, url := range u.Own() {
 		if !slices.Contains(st.Planes, url) && url != st.URL {
 			return fmt.Errorf("it does not name %s, where machines of this plane may be", url)
