@@ -146,7 +146,7 @@ func (s *server) listenMTLS() (net.Listener, error) {
 }
 
 // mtlsURL checks what --mtls-url says: certificates are for the plane's host.
-func mtlsURL(given, plane string) (string, error) {
+func mtlsURL(given string, plane datadir.Plane) (string, error) {
 	if given == "" {
 		return "", nil
 	}
@@ -154,12 +154,14 @@ func mtlsURL(given, plane string) (string, error) {
 	if err != nil {
 		return "", fault.Usagef("--mtls-url: %s", err)
 	}
-	a, errA := url.Parse(at)
-	b, errB := url.Parse(plane)
-	if errA != nil || errB != nil || a.Hostname() != b.Hostname() {
-		return "", fault.Usagef("--mtls-url: the plane's certificate is for the host of %s", plane)
+	for _, own := range append([]string{plane.URL}, plane.Former...) {
+		a, errA := url.Parse(at)
+		b, errB := url.Parse(own)
+		if errA == nil && errB == nil && a.Hostname() == b.Hostname() {
+			return at, nil
+		}
 	}
-	return at, nil
+	return "", fault.Usagef("--mtls-url: the plane's certificate is for the host of %s", plane.URL)
 }
 
 func certificateLife(life, testFloor time.Duration) error {

@@ -134,7 +134,7 @@ func serveOptions(c *command.Call, version string) (*serveOpts, error) {
 	if o.Plane, err = datadir.Open(dir); err != nil {
 		return nil, err
 	}
-	if o.MTLSURL, err = mtlsURL(c.String("mtls-url"), o.Plane.URL); err != nil {
+	if o.MTLSURL, err = mtlsURL(c.String("mtls-url"), o.Plane); err != nil {
 		return nil, err
 	}
 	if len(o.Listen) == 0 {
