@@ -22,6 +22,12 @@
 // and in the end every machine, left or not, holds the one version that is
 // accepted.
 //
+// A third does it for where the plane is (R26, R37): persons move it and take
+// that back, with signatures that the plane cannot make, while places come and
+// go. No machine that nobody named with leave is ever left with a plane.json
+// whose URL is refused, in whatever a power cut leaves, and in the end every
+// machine is where the plane is.
+//
 // A run makes a few thousand schedules, or as many as one says:
 //
 //	FLEET_MODEL_SCHEDULES=100000 go test ./contrib/model -timeout 0

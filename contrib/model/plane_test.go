@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"fleet.example/fleet/planed/gate"
 	"fleet.example/fleet/planed/machine"
 	"fleet.example/fleet/planed/rotation"
+	"fleet.example/fleet/planed/signed"
 	"fleet.example/fleet/planed/store/bolt"
 )
 
@@ -40,6 +42,10 @@ type plane struct {
 	gate     *gate.Gate
 	engine   *rotation.Engine
 	mortal   mortal
+
+	// Of a plane that moves; see place_test.go.
+	moves bool
+	place *signed.URL
 }
 
 func newPlane(dir string) (*plane, error) {
@@ -70,7 +76,12 @@ func (p *plane) open(create bool) error {
 			return err
 		}
 	}
-	a := api.New(api.Config{Gate: p.gate, Store: st, URL: "https://plane.example", Policy: machine.Policy{Interval: 30 * time.Second},
+	if p.moves {
+		if err := p.openPlace(); err != nil {
+			return err
+		}
+	}
+	a := api.New(api.Config{Gate: p.gate, Place: p.place, Store: st, URL: "https://plane.example", Policy: machine.Policy{Interval: 30 * time.Second},
 		Version: "1", Log: hclog.NewNullLogger(), Now: time.Now})
 	if p.engine != nil {
 		a.Rotate(p.engine)
@@ -116,6 +127,7 @@ type message struct {
 	path   string
 	header http.Header
 	body   []byte
+	host   string // "": the plane's first
 }
 
 // deliver returns nil if the plane is down.
@@ -129,7 +141,7 @@ func (p *plane) deliver(m message) *http.Response {
 	p.under.Add(1)
 	p.mu.Unlock()
 	defer p.under.Done()
-	r, err := http.NewRequestWithContext(context.Background(), m.method, "https://plane.example"+m.path, bytes.NewReader(m.body))
+	r, err := http.NewRequestWithContext(context.Background(), m.method, "https://"+cmp.Or(m.host, "plane.example")+m.path, bytes.NewReader(m.body))
 	if err != nil {
 		panic(err)
 	}

@@ -51,6 +51,13 @@ type network struct {
 	// though they presented the best that lies on its disk.
 	refused map[string]int
 	disks   map[string]*disk
+	doors   map[string]bool // hosts where nobody answers
+}
+
+func (n *network) shutDoor(host string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.doors[host]
 }
 
 func (n *network) fate() fate {
@@ -103,9 +110,9 @@ func (c conn) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := message{r.Method, r.URL.Path, r.Header.Clone(), body}
+	m := message{r.Method, r.URL.Path, r.Header.Clone(), body, r.URL.Host}
 	f := c.fate()
-	if !c.process.alive() || f == dropRequest {
+	if !c.process.alive() || f == dropRequest || c.shutDoor(m.host) {
 		return nil, errNetwork
 	}
 	if f == delayRequest {
@@ -206,7 +213,7 @@ func (w *world) start(b *box) {
 	p := &process{disk: b.disk}
 	a := &agentProcess{process: p, store: credential.Open(p), done: make(chan struct{})}
 	a.loop = &check.Loop{Store: a.store, Log: hclog.NewNullLogger(),
-		Body: func() wire.CheckBody { return wire.CheckBody{Name: "box"} },
+		Body: func() wire.CheckBody { return wire.CheckBody{Name: "box", Have: a.store.Status().Have} },
 		Dial: func(pl credential.Plane, gate *wire.CredentialGate) (check.Plane, error) {
 			return agent.Over(conn{w.net, p}, pl, gate), nil
 		}}
@@ -401,9 +408,9 @@ func (w *world) thief(rows map[string]*machine.Row, rotates bool) error {
 	for id, of := range w.dead(rows) {
 		for _, k := range of {
 			fresh := http.Header{wire.HeaderCheck: {"instance=thief; seq=1"}}
-			tries := []message{{"POST", wire.PathCheck, fresh, []byte("{}")}}
+			tries := []message{{"POST", wire.PathCheck, fresh, []byte("{}"), ""}}
 			if rotates {
-				tries = append(tries, message{"POST", wire.PathRotate, fresh, fmt.Appendf(nil, `{"generation":%d,"digest":"%s"}`, k.generation+1, secret.New("fm_").Digest().Hex())})
+				tries = append(tries, message{"POST", wire.PathRotate, fresh, fmt.Appendf(nil, `{"generation":%d,"digest":"%s"}`, k.generation+1, secret.New("fm_").Digest().Hex()), ""})
 			}
 			w.net.mu.Lock()
 			if m, ok := w.net.heard[id]; ok {
