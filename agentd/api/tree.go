@@ -133,7 +133,7 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 	}
 	defer s.copies.finish(req.ID, n)
 	as := ""
-	run := func(conn net.Conn) (tree.Result, error) { return tree.Result{}, nil }
+	var run func(conn net.Conn) (tree.Result, error)
 	if req.Op == wire.TreeSend {
 		src, err := s.Files.Source(string(req.Path), req.Recursive)
 		if err != nil {

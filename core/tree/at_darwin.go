@@ -18,6 +18,4 @@ const (
 // copyAttributes copies nothing where they are of another kind than linux's.
 func copyAttributes(_, _ *os.File) {}
 
-func beginWriting(_ *os.File, _, _ int64) {}
-
 func isDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

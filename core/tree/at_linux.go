@@ -36,10 +36,4 @@ func copyAttributes(from, to *os.File) {
 	}
 }
 
-// begin has the system begin to write what a file got, so that a flush at the
-// end finds little left.
-func beginWriting(f *os.File, from, n int64) {
-	unix.SyncFileRange(int(f.Fd()), from, n, unix.SYNC_FILE_RANGE_WRITE)
-}
-
 func isDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -141,7 +141,7 @@ func (d *Destination) Within(s *Source) bool {
 	if s.file == nil || kindOf(s.st) != unix.S_IFDIR {
 		return false
 	}
-	at, up := d.dir, d.dir
+	at := d.dir
 	defer func() {
 		if at != d.dir {
 			at.Close()
@@ -160,7 +160,8 @@ func (d *Destination) Within(s *Source) bool {
 			return false
 		}
 		last = v
-		if up, err = openDirAt(at, ".."); err != nil {
+		up, err := openDirAt(at, "..")
+		if err != nil {
 			return false
 		}
 		if at != d.dir {
