@@ -220,6 +220,11 @@ func TestTwoInstallsAtOnceMakeOneMachine(t *testing.T) { // R6
 	if n := len(w.machines()); ok == 0 || n != 1 {
 		t.Errorf("%d succeeded, %d machines", ok, n)
 	}
+	// The machine takes the statements of the key that logged in. // R37
+	got := w.sh(h, "dana", `cd ~/.local/share/fleet-agent/*/ && stat -c %a signers && cat signers`)
+	if !strings.HasPrefix(got, "600\nssh-") || strings.Count(got, "ssh-") != 1 {
+		t.Errorf("the machine's signers: %s", got)
+	}
 }
 
 func TestInstallOnManyHosts(t *testing.T) {
