@@ -12,6 +12,7 @@ import (
 	"fleet.example/fleet/agentd/api"
 	"fleet.example/fleet/agentd/files"
 	"fleet.example/fleet/agentd/latch"
+	"fleet.example/fleet/agentd/watch"
 	"fleet.example/fleet/agentd/workspace"
 	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/place"
@@ -23,7 +24,9 @@ const sockRetry = 15 * time.Second
 // serve serves both sockets. A socket that cannot be made is a blocker, and is
 // tried again.
 func (a *Agent) serve(ctx context.Context) {
-	s := &api.Server{Agent: a, Sessions: a.sessions, Tokens: a.tokens, Log: a.LogFile, Logger: a.Log,
+	watches := &watch.Set{}
+	defer watches.Close()
+	s := &api.Server{Agent: a, Sessions: a.sessions, Tokens: a.tokens, Log: a.LogFile, Logger: a.Log, Watches: watches,
 		Workspaces: &workspace.Manager{Dir: filepath.Join(a.Dirs.Data, place.WorkspacesDir), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask, Log: a.Log},
 		Files:      &files.Files{Tree: files.Everything{}, Home: a.Account.Home, Umask: fs.FileMode(a.Umask)}}
 	for ctx.Err() == nil {

@@ -27,6 +27,7 @@ import (
 	"fleet.example/fleet/agentd/logfile"
 	"fleet.example/fleet/agentd/session"
 	"fleet.example/fleet/agentd/token"
+	"fleet.example/fleet/agentd/watch"
 	"fleet.example/fleet/agentd/workspace"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
@@ -53,6 +54,7 @@ type Server struct {
 	Sessions *session.Manager
 	Tokens   *token.Set
 	Files    *files.Files
+	Watches  *watch.Set
 	// Workspaces are those of the account.
 	Workspaces *workspace.Manager
 	Log        *logfile.File
@@ -92,6 +94,7 @@ var agentRoutes = []route{
 	{"POST", wire.PathWorkspaces, (*Server).createWorkspace},
 	{"GET", wire.PathWorkspaces + "/{name}", (*Server).showWorkspace},
 	{"DELETE", wire.PathWorkspaces + "/{name}", (*Server).removeWorkspace},
+	{"GET", wire.PathWatch, (*Server).watch},
 	{"GET", wire.PathLogs, (*Server).logs},
 	{"POST", wire.PathStop, (*Server).stop},
 	{"POST", wire.PathStart, (*Server).start},
@@ -165,13 +168,15 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 func (s *Server) AgentServer() *http.Server {
 	s.fileCalls, s.forwards = make(chan struct{}, maxFileCalls), make(chan struct{}, maxForwards)
 	rest := s.mux(agentRoutes)
-	return s.server(s.authenticate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := s.server(s.authenticate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.EscapedPath(), wire.PathFiles) {
 			s.files(w, r)
 			return
 		}
 		rest.ServeHTTP(w, r)
 	})))
+	srv.RegisterOnShutdown(s.Watches.Leave) // which would hold it up
+	return srv
 }
 
 // MintServer serves mint.sock.

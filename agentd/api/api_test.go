@@ -18,6 +18,7 @@ import (
 	"fleet.example/fleet/agentd/logfile"
 	"fleet.example/fleet/agentd/session"
 	"fleet.example/fleet/agentd/token"
+	"fleet.example/fleet/agentd/watch"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -36,7 +37,7 @@ func (*fakeAgent) Reload()                     {}
 func server(t testing.TB) (*Server, *fakeAgent) {
 	a := &fakeAgent{}
 	dir := t.TempDir()
-	return &Server{Agent: a, Tokens: &token.Set{}, Log: logfile.Open(filepath.Join(dir, "log")), Logger: hclog.NewNullLogger(),
+	return &Server{Agent: a, Tokens: &token.Set{}, Watches: &watch.Set{}, Log: logfile.Open(filepath.Join(dir, "log")), Logger: hclog.NewNullLogger(),
 		Sessions: &session.Manager{Dir: filepath.Join(dir, "sessions"), Run: dir, Shim: "/nonexistent", Getenv: func(string) string { return "" },
 			Account: account.Account{Home: "/"}, Machine: func() string { return "" }, Log: hclog.NewNullLogger()}}, a
 }

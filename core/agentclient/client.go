@@ -89,11 +89,11 @@ func (e *Error) Error() string {
 func (e *Error) asFault() error {
 	exit := fault.Failure
 	switch e.Detail.Code {
-	case wire.CodeNotFound, wire.CodeWorkspaceMissing:
+	case wire.CodeNotFound, wire.CodeWorkspaceMissing, wire.CodeWatchGone:
 		exit = fault.NotFound
 	case wire.CodeWorkspaceBusy, wire.CodeWorkspaceFailed, wire.CodeToolMissing,
 		wire.CodeDraining, wire.CodeConflict, wire.CodeForbidden, wire.CodeUnauthorized, wire.CodeSessionUnusable, wire.CodeBusy,
-		wire.CodeExists, wire.CodeNoListener, wire.CodePrecondition, wire.CodeNotEmpty, wire.CodeNotAFile, wire.CodeNotADir:
+		wire.CodeExists, wire.CodeNoListener, wire.CodePrecondition, wire.CodeNotEmpty, wire.CodeNotAFile, wire.CodeNotADir, wire.CodeWatchLimit:
 		exit = fault.Refused
 	case wire.CodeBadRequest, wire.CodeTooLarge, wire.CodeNotJSON, wire.CodeBadRange:
 		exit = fault.Usage

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -83,6 +84,22 @@ func newAgents(t *testing.T) *fakeAgents {
 		}
 		enc.Encode(wire.FileLine{End: r.PathValue("path") != "cut"})
 	})
+	mux.HandleFunc("GET "+wire.PathWatch, func(w http.ResponseWriter, r *http.Request) {
+		enc := json.NewEncoder(w)
+		for i, ev := range []wire.WatchEvent{
+			{Event: wire.WatchReady, Root: "/home/deploy"},
+			{Event: wire.WatchCreated, Path: "src", Directory: true},
+			{Event: wire.WatchCreated, Path: "src/\xff\x1b[2J"},
+			{Event: wire.WatchRenamed, From: "src/a", Path: "src/b"},
+			{Event: wire.WatchAttributes, Directory: true},
+			{Event: wire.WatchUnwatched, Path: "src/secret", Directory: true, Reason: wire.UnwatchedForbidden},
+			{Event: wire.WatchOverflow, Reason: wire.OverflowKernel},
+			{Event: wire.WatchEnded, Error: &wire.ErrorDetail{Code: wire.CodeWatchLimit, Message: "cannot watch /home/deploy/x: too many watches", Hint: "raise it"}},
+		} {
+			ev.Token = fmt.Sprintf("%s.%d", cmp.Or(r.FormValue("from"), r.FormValue("path")), i+1)
+			enc.Encode(ev)
+		}
+	})
 	a.server = httptest.NewServer(mux)
 	t.Cleanup(a.server.Close)
 	return a
@@ -139,7 +156,7 @@ func TestDocumentsOfAgents(t *testing.T) {
 		"agent-logs-many-jsonl": "logs --all -n 3 --jsonl --parallel 1", "agent-logs-endless": "logs --all -f --parallel 2",
 		"agent-parallel-one": "stop web-1 --parallel 4", "agent-drain-timeout": "drain web-1 --timeout 1m", "agent-watch-json": "sessions web-1 --watch --json",
 		"file-ls": "file ls web-1:", "file-ls-json": "file ls web-1:x --json", "file-ls-jsonl": "file ls web-1:x --jsonl", "file-ls-one": "file ls web-1:notes.txt --json",
-		"file-ls-cut": "file ls web-1:cut", "file-no-path": "file cat web-1", "file-none": "file", "file-write-help": "file write --help", "cp-help": "cp --help", "cp-here": "cp a ./b:c", "forward-help": "forward --help", "forward-others": "forward web-1 0.0.0.0:1:80",
+		"file-ls-cut": "file ls web-1:cut", "file-no-path": "file cat web-1", "file-none": "file", "file-write-help": "file write --help", "file-watch": "file watch web-1:", "file-watch-json": "file watch web-1: --json --from t", "file-watch-help": "file watch --help", "cp-help": "cp --help", "cp-here": "cp a ./b:c", "forward-help": "forward --help", "forward-others": "forward web-1 0.0.0.0:1:80",
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgents(t)

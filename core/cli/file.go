@@ -47,6 +47,7 @@ func fileCommand(reach Reach) *command.Command {
 			{Name: "rm", Args: "MACHINE:PATH", Summary: "remove a file, a link or an empty directory", Min: 1, Max: 1,
 				Flags: []ufcli.Flag{&ufcli.BoolFlag{Name: "r", Aliases: []string{"recursive"}, Usage: "remove a directory with everything in it"}, match},
 				Run:   onPath(reach, fileRm)},
+			fileWatchCommand(reach),
 		}}
 }
 

@@ -50,6 +50,7 @@ func TestDocuments(t *testing.T) {
 		"workspace":         wire.Workspace{Schema: wire.SchemaWorkspace},
 		"workspaces":        wire.Workspaces{Schema: wire.SchemaWorkspaces, Workspaces: []wire.Workspace{}},
 		"workspace-removed": wire.WorkspaceRemoved{Schema: wire.SchemaWorkspace},
+		"watch-event":       wire.WatchEvent{Schema: wire.SchemaWatch},
 		"web-link":          wire.WebLink{Schema: wire.SchemaWebLink},
 	})
 }

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package watch
+
+// begin watches the target's directory; run goes on from there.
+func begin(t *Target) (look, error) {
+	l, err := beginNames(t)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
