@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -25,16 +26,24 @@ func (m *machine) front(stdin string, args ...string) (out, errOut string, exit 
 // frontOver is front over a way of the test's.
 func (m *machine) frontOver(way cli.Target, stdin string, args ...string) (out, errOut string, exit int) {
 	m.t.Helper()
+	var o bytes.Buffer
+	errOut, exit = m.frontTo(&o, way, stdin, args...)
+	return o.String(), errOut, exit
+}
+
+// frontTo is front with standard output going elsewhere.
+func (m *machine) frontTo(out io.Writer, way cli.Target, stdin string, args ...string) (errOut string, exit int) {
+	m.t.Helper()
 	app := &command.App{Name: "fleet", Summary: "x", Version: "1", Commands: cli.DataPath(cli.Reach{
 		Find: func(_ context.Context, _ *command.Call, word string) (fanout.Machine, error) {
 			return fanout.Machine{ID: "m_x", Name: word}, nil
 		},
 		Open: func(context.Context, *command.Call, fanout.Machine) (cli.Target, error) { return way, nil },
 	})}
-	var o, e bytes.Buffer
-	exit = app.Main(append([]string{"fleet"}, args...), command.IO{Stdin: strings.NewReader(stdin), Stdout: &o, Stderr: &e,
+	var e bytes.Buffer
+	exit = app.Main(append([]string{"fleet"}, args...), command.IO{Stdin: strings.NewReader(stdin), Stdout: out, Stderr: &e,
 		Getenv: func(string) string { return "" }})
-	return o.String(), e.String(), exit
+	return e.String(), exit
 }
 
 type target struct{ *machine }

@@ -95,8 +95,8 @@ func TestRenamesArePaired(t *testing.T) {
 	f.want("removed b/a/")
 	must(t, os.WriteFile(out+"/a/unheard", nil, 0o600), os.Rename(out+"/new", dir+"/new"))
 	f.want("created new/", "created new/sub/")
-	must(t, os.WriteFile(dir+"/new/sub/x", nil, 0o600))
-	f.want("created new/sub/x", "written new/sub/x")
+	must(t, os.Mkdir(dir+"/new/sub/x", 0o700))
+	f.want("created new/sub/x/")
 }
 
 // TestNamesThatChangePlacesAreBothThere. // R35
@@ -132,4 +132,41 @@ func TestAChangeOfEachKind(t *testing.T) {
 	f.want("removed d/\xff\n\"\\")
 	must(t, os.Remove(dir+"/d"))
 	f.want("removed d/")
+}
+
+// FuzzNotices: what is read from the kernel is cut at its bounds.
+func FuzzNotices(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 0, 1, 0, 0x40, 0, 0, 0, 0, 16, 0, 0, 0, 'n', 'a', 'm', 'e', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1})
+	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		q := &queue{bindings: map[binding]int{}}
+		q.parse(b)
+		bytes := 0
+		for _, n := range q.list {
+			bytes += noticeCost + len(n.name)
+		}
+		if bytes != q.bytes || len(q.list)*unix.SizeofInotifyEvent > len(b) {
+			t.Fatalf("%d bytes are counted as %d of %d notices", len(b), q.bytes, len(q.list))
+		}
+		for {
+			n, ok, _ := q.next()
+			if !ok {
+				break
+			}
+			if n.structural() && q.moving(n.wd, n.name) && !slices.ContainsFunc(q.list[q.head:], func(m notice) bool { return m.wd == n.wd && m.name == n.name }) {
+				t.Fatalf("%+v is waited for and does not come", n)
+			}
+		}
+		if q.bytes != 0 || len(q.bindings) != 0 {
+			t.Fatalf("%d bytes, %v are left", q.bytes, q.bindings)
+		}
+		for rest := b; len(rest) > 0; {
+			var e entry
+			before := len(rest)
+			if e, rest = parseEntry(rest); len(rest) >= before || len(e.name) > before {
+				t.Fatalf("%q is longer than it was", rest)
+			}
+		}
+	})
 }

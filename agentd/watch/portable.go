@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 
@@ -62,10 +63,14 @@ func (l *names) run(ctx context.Context, t *teller) error {
 		l.kind = wire.WatchCreated
 		err = t.began()
 	}
+	looks := time.NewTicker(lookAfter)
+	defer looks.Stop()
 	for err == nil {
 		select {
 		case <-ctx.Done():
 			err = ctx.Err()
+		case <-looks.C:
+			err = l.target.there()
 		case ev, ok := <-l.notify.Events:
 			if !ok {
 				return errors.New("the system's watch ended")

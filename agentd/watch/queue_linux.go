@@ -15,7 +15,7 @@ import (
 const (
 	// maxQueue bounds the notices that were taken from the kernel and not looked
 	// at yet, in bytes.
-	maxQueue = 16 << 20
+	maxQueue = 8 << 20
 	// noticeCost is what a notice takes beside its name.
 	noticeCost = 48
 	// readSize is how much is read from the kernel at a time. A notice is at most

@@ -10,15 +10,9 @@ import (
 	"fleet.example/fleet/core/wire"
 )
 
-const (
-	// pairWait is how long what was moved from somewhere is waited for elsewhere.
-	// The kernel says both in one system call; what does not come has left the
-	// tree.
-	pairWait = 2 * time.Millisecond
-	// lookAfter is how often it is looked whether the watched directory still has
-	// a name: it is held open, and of one that is open the kernel does not say.
-	lookAfter = time.Second
-)
+// pairWait is how long what was moved from somewhere is waited for elsewhere. The
+// kernel says both in one system call; what does not come has left the tree.
+const pairWait = 2 * time.Millisecond
 
 func (l *tree) run(ctx context.Context, t *teller) error {
 	l.tell = t.tell
@@ -52,10 +46,7 @@ func (l *tree) run(ctx context.Context, t *teller) error {
 			err = ctx.Err()
 		case <-l.queue.come:
 		case <-looks.C:
-			var st unix.Stat_t
-			if unix.Fstat(l.fd, &st) == nil && st.Nlink == 0 {
-				err = gone(l.target)
-			}
+			err = l.target.there()
 		}
 	}
 	return err
@@ -169,14 +160,17 @@ func (l *tree) moved(ctx context.Context, n *node, x notice, came arrival) error
 	target := l.byWd[to.wd]
 	paired = paired && target != nil
 	var there, thereDir bool
-	if came.name == x.name {
+	back := paired && came.from == (binding{to.wd, to.name})
+	switch {
+	case came.name != x.name, paired && !back && came.from.wd > 0:
+		// Two names that changed places are those that both notices name.
+	case back && (dir || came.dir):
 		// There and back, or the two halves of an exchange: which directory is where
-		// the notices do not say.
-		if paired && came.from == (binding{to.wd, to.name}) && (dir || came.dir) {
-			return overflow{wire.OverflowChanged}
-		}
+		// by now the notices do not say.
+		return overflow{wire.OverflowChanged}
+	default:
 		var err error
-		if there, thereDir, err = l.exists(n, x.name); err != nil || paired && there && (dir || thereDir) {
+		if there, thereDir, err = l.exists(n, x.name); err != nil || paired && !back && there && (dir || thereDir) {
 			return overflow{wire.OverflowChanged}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"fleet.example/fleet/core/wire"
@@ -24,6 +25,9 @@ const (
 	// restFor is the pause before a watch begins anew that was overrun while it
 	// began.
 	restFor = 500 * time.Millisecond
+	// lookAfter is how often it is looked whether the watched directory still has
+	// a name: it is held open, and of one that is open the system may not say.
+	lookAfter = time.Second
 )
 
 // Target is what a watch is of.
@@ -303,6 +307,16 @@ func (t *Target) meant(name string) bool { return t.Name == "" || t.Name == name
 
 // deep reports whether the target is of directories below its own, too.
 func (t *Target) deep() bool { return t.Name == "" && !t.Shallow }
+
+// there is the end of the watch if the directory has no name any more.
+func (t *Target) there() error {
+	if st, err := t.Dir.Stat(); err == nil {
+		if s, ok := st.Sys().(*syscall.Stat_t); ok && s.Nlink == 0 {
+			return gone(t)
+		}
+	}
+	return nil
+}
 
 func gone(t *Target) error {
 	return &Error{Code: wire.CodeWatchGone, Msg: t.Path + " was removed or moved away"}

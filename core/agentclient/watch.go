@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"time"
@@ -108,11 +109,19 @@ func (s *seeing) once(ctx context.Context) error {
 		s.notice("reconnected")
 	}
 	s.begun, s.lost, s.gap = true, time.Time{}, 50*time.Millisecond
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(make([]byte, 0, 32<<10), maxEvent)
-	for lines.Scan() {
+	lines := bufio.NewReaderSize(resp.Body, maxEvent)
+	for {
+		line, err := lines.ReadSlice('\n')
+		switch {
+		case errors.Is(err, io.EOF):
+			return cutShort(errors.New("the agent hung up"))
+		case errors.Is(err, bufio.ErrBufferFull):
+			return &finalError{fmt.Errorf("an event of the agent's is longer than %d bytes", maxEvent)}
+		case err != nil:
+			return cutShort(err)
+		}
 		var ev wire.WatchEvent
-		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+		if err := json.Unmarshal(line, &ev); err != nil {
 			return &finalError{fmt.Errorf("cannot read the agent's event: %w", err)}
 		}
 		s.From = ev.Token
@@ -123,12 +132,8 @@ func (s *seeing) once(ctx context.Context) error {
 			return &finalError{(&Error{Status: resp.StatusCode, Detail: *ev.Error}).asFault()}
 		}
 	}
-	err = lines.Err()
-	if errors.Is(err, bufio.ErrTooLong) {
-		return &finalError{fmt.Errorf("cannot read the agent's event: %w", err)}
-	}
-	if err == nil {
-		err = errors.New("the agent hung up")
-	}
+}
+
+func cutShort(err error) error {
 	return fault.New(fault.Unreachable, "agent_unreachable", "the watch was cut short: %w", err)
 }
