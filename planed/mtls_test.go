@@ -247,7 +247,7 @@ func TestWhatIsNoCertificateOfOursIsRefused(t *testing.T) {
 			return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: m.key}
 		}(),
 		"expired":       forge(t, ours, m.id, m.key, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }),
-		"not yet valid": forge(t, ours, m.id, m.key, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }),
+		"not yet valid": forge(t, ours, m.id, m.key, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }),
 		"with serverAuth": forge(t, ours, m.id, m.key, func(c *x509.Certificate) {
 			c.ExtKeyUsage = append(c.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 		}),
@@ -263,7 +263,7 @@ func TestWhatIsNoCertificateOfOursIsRefused(t *testing.T) {
 		"an authority's":              {Certificate: [][]byte{ours.Intermediate.Raw}, PrivateKey: ours.Key},
 		"with another's signature":    {Certificate: [][]byte{append(slices.Clone(leafOf(m.cert)[:len(leafOf(m.cert))-4]), 1, 2, 3, 4), ours.Intermediate.Raw}, PrivateKey: m.key},
 	} {
-		if status, words := m.over(cert, wire.PathCheck, running); status != 0 {
+		if status, words := m.over(cert, wire.PathCheck, running); status != 0 || !strings.Contains(words, "remote error: tls: ") {
 			t.Errorf("a certificate %s gets %d %s", name, status, words)
 		}
 	}
@@ -480,7 +480,7 @@ func TestDeletionCutsALiveCertificate(t *testing.T) {
 // TestACertificateEndsOnALiveConnection: the handshake is over, the certificate
 // is not good any more. // R27
 func TestACertificateEndsOnALiveConnection(t *testing.T) {
-	p, mtls := newMTLSPlane(t, "--test-floor", "100ms", "--certificate-life", "2s")
+	p, mtls := newMTLSPlane(t, "--test-floor", "100ms", "--certificate-life", "10s")
 	c := p.owner()
 	m := p.climb(c, mtls, "box")
 	kept := m.with(m.cert)

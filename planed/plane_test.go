@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -80,14 +81,20 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
+// freePort is a port that nobody listens on, below those that the system gives
+// to whoever asks for any: it is given back here before the plane takes it, and
+// again whenever the plane is started anew.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 10240 + mathrand.IntN(32768-10240)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("there is no free port")
+	return 0
 }
 
 // planed runs a command of planed's to its end.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -268,7 +269,6 @@ func (l *Loop) lost() {
 func (l *Loop) refusedCertificate(w way, err error, now time.Time) time.Duration {
 	r := l.Rung
 	var no *plane.Refusal
-	var alert tls.AlertError
 	switch {
 	case errors.As(err, &no) && (no.Code == wire.CodeUnauthorized || no.Code == wire.CodeBehind):
 		if no.Code == wire.CodeUnauthorized && l.shutOut() {
@@ -282,7 +282,7 @@ func (l *Loop) refusedCertificate(w way, err error, now time.Time) time.Duration
 		return l.pace.refused()
 	case errors.As(err, &no):
 		return l.refusal(w.cred, err, now)
-	case errors.As(err, &alert): // the other side's: expired, unknown, bad
+	case alerted(err): // expired, unknown, bad
 		r.Certs.Refused(w.held, true)
 		l.renewSoon()
 		return l.pace.failed()
@@ -295,6 +295,13 @@ func (l *Loop) refusedCertificate(w way, err error, now time.Time) time.Duration
 		l.renewSoon()
 	}
 	return l.pace.failed()
+}
+
+// alerted reports whether the other side ended the handshake. Package tls keeps
+// its alerts' type to itself, and says whose it is in the operation.
+func alerted(err error) bool {
+	op := new(net.OpError)
+	return errors.As(err, &op) && op.Op == "remote error"
 }
 
 // renewSoon has the worker ask for another certificate.

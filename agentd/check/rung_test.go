@@ -71,7 +71,7 @@ func (s side) holder() ([]byte, error) {
 	}
 	if time.Now().After(c.Leaf.NotAfter) {
 		s.expiredAlerts++
-		return nil, tls.AlertError(45) // certificate_expired
+		return nil, expiredAlert
 	}
 	return c.Leaf.RawSubjectPublicKeyInfo, nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -168,10 +167,10 @@ func TestKilledAgentLosesNoByteOfASession(t *testing.T) { // R34
 	want.Write(in.Bytes())
 	got := &hasher{}
 	notices := 0
-	done := make(chan error, 1)
+	done, killed := make(chan error, 1), make(chan struct{})
 	go func() {
 		_, exit, err := c.Run(ctx(t), wire.SessionRequest{Argv: []string{"cat"}},
-			agentclient.Attachment{Stdin: &slow{r: &in}, Stdout: got, Notice: func(string) { notices++ }})
+			agentclient.Attachment{Stdin: &slow{r: &in, hold: in.Len() / 4, until: killed}, Stdout: got, Notice: func(string) { notices++ }})
 		if err == nil && exit.Code != 0 {
 			err = fmt.Errorf("exit %+v", exit)
 		}
@@ -182,6 +181,7 @@ func TestKilledAgentLosesNoByteOfASession(t *testing.T) { // R34
 		m.kill()
 		m.start()
 	}
+	close(killed)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
@@ -203,15 +203,21 @@ func TestKilledAgentLosesNoByteOfASession(t *testing.T) { // R34
 	}
 }
 
-// slow gives its bytes in small pieces with pauses, as a person or a pipe does.
+// slow gives its bytes in small pieces with pauses, as a person or a pipe does,
+// and the last of them only after until.
 type slow struct {
-	r io.Reader
-	n int
+	r     *bytes.Buffer
+	n     int
+	hold  int
+	until <-chan struct{}
 }
 
 func (s *slow) Read(p []byte) (int, error) {
 	if s.n++; s.n%4 == 0 {
 		time.Sleep(2 * time.Millisecond)
+	}
+	if s.r.Len() <= s.hold {
+		<-s.until
 	}
 	return s.r.Read(p[:min(len(p), 4096)])
 }

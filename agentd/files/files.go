@@ -30,6 +30,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -328,6 +329,32 @@ func (f *Files) List(p string, each func(*wire.FileInfo) error) error {
 	}
 }
 
+// aboveHome reports whether the directory is the home directory or one in which
+// it lies, by whatever name.
+func (f *Files) aboveHome(at string) bool {
+	clean, home := path.Clean(at), path.Clean(f.Home)
+	if clean == "/" || clean == home || strings.HasPrefix(home, clean+"/") {
+		return true
+	}
+	st, err := f.Tree.Lstat(clean)
+	if err != nil || !st.IsDir() {
+		return false
+	}
+	if real, err := filepath.EvalSymlinks(home); err == nil {
+		home = real
+	}
+	for {
+		if above, err := os.Stat(home); err == nil && os.SameFile(st, above) {
+			return true
+		}
+		up := path.Dir(home)
+		if up == home || home == "." {
+			return false
+		}
+		home = up
+	}
+}
+
 // Remove removes a file, a symbolic link or an empty directory; with all, a
 // directory with everything in it. etag, unless it is "", says which file is
 // meant.
@@ -336,7 +363,7 @@ func (f *Files) Remove(p, tag string, all bool) error {
 	if err != nil {
 		return err
 	}
-	if clean := path.Clean(at); clean == "/" || clean == path.Clean(f.Home) || strings.HasPrefix(path.Clean(f.Home), clean+"/") {
+	if f.aboveHome(at) {
 		return refuse(wire.CodeForbidden, "%s is not removed: the account's home directory is in it", at)
 	}
 	if base := path.Base(at); base == "." || base == ".." {

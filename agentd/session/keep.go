@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,6 +53,7 @@ func (m *Manager) sweep(now time.Time, free int64) {
 		m.Log.Warn("cannot sweep sessions", "error", err)
 		return
 	}
+	m.sweepFailed()
 	type ended struct {
 		id   string
 		at   time.Time
@@ -89,6 +91,23 @@ func (m *Manager) sweep(now time.Time, free int64) {
 			m.Log.Warn("cannot remove session", "session", e.id, "error", err)
 		}
 		os.Remove(filepath.Join(m.Run, e.id+".sock"))
+	}
+}
+
+// sweepFailed removes what a crash left of starts that went wrong.
+func (m *Manager) sweepFailed() {
+	left, err := filepath.Glob(filepath.Join(m.Dir, "s_*"+failedSuffix))
+	if err != nil {
+		return
+	}
+	for _, dir := range left {
+		id := strings.TrimSuffix(filepath.Base(dir), failedSuffix)
+		m.mu.Lock()
+		starting := m.starting[id]
+		m.mu.Unlock()
+		if !starting && shim.Look(dir) == shim.Gone {
+			os.RemoveAll(dir)
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ import (
 
 const (
 	recordFile   = "record"
+	failedSuffix = ".failed"
 	startTimeout = 10 * time.Second
 	askTimeout   = 2 * time.Second
 
@@ -204,7 +205,7 @@ func (m *Manager) other(ctx context.Context, id string) (string, error) {
 // only be late: renamed first, the directory is out of its reach, and one that
 // has come as far as the lock keeps it.
 func (m *Manager) clear(dir string) {
-	aside := dir + ".failed"
+	aside := dir + failedSuffix
 	if os.Rename(dir, aside) != nil {
 		return
 	}

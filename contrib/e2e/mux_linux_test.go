@@ -134,20 +134,28 @@ func TestSharedConnections(t *testing.T) { // R5, R31, R32
 		})
 	}
 	wg.Wait()
-	m := w.mux()
-	if len(m.Connections) != 1 || m.Connections[0].State != wire.MuxConnected || m.Connections[0].Clients != 0 || w.sshConnections(h) != 1 {
-		t.Errorf("%+v, %d connections at the host", m, w.sshConnections(h))
-	}
+	var m wire.Mux
+	w.poll("one connection that nobody uses any more", func() error {
+		m = w.mux()
+		if len(m.Connections) != 1 || m.Connections[0].State != wire.MuxConnected || m.Connections[0].Clients != 0 || w.sshConnections(h) != 1 {
+			return fmt.Errorf("%+v, %d connections at the host", m, w.sshConnections(h))
+		}
+		return nil
+	})
 
 	// A plain command is done by the server, with the front's streams, signals
 	// and exit code; one whose server is killed under it goes on by itself.
-	seen := w.listenIn()
-	if r := w.run("fleet", "exec", "box", "--", "sh", "-c", "echo out; echo err >&2; kill -KILL $$"); r.out != "out\n" || r.err != "err\n" || r.exit != 137 {
-		t.Error(r)
-	}
-	if got := seen(); !strings.HasPrefix(got, "s") || !strings.HasSuffix(got, "x") || !strings.Contains(got, "o") || !strings.Contains(got, "e") {
-		t.Errorf("the server sent %q", got)
-	}
+	// A server that takes its time is not waited for, so it is asked again.
+	w.poll("a command that the server does", func() error {
+		seen := w.listenIn()
+		if r := w.run("fleet", "exec", "box", "--", "sh", "-c", "echo out; echo err >&2; kill -KILL $$"); r.out != "out\n" || r.err != "err\n" || r.exit != 137 {
+			t.Error(r)
+		}
+		if got := seen(); !strings.HasPrefix(got, "s") || !strings.HasSuffix(got, "x") || !strings.Contains(got, "o") || !strings.Contains(got, "e") {
+			return fmt.Errorf("the server sent %q", got)
+		}
+		return nil
+	})
 	told := w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c", "trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
 	var said lockedBuffer
 	told.Stdout = &said
@@ -391,7 +399,7 @@ func TestConnectionsThatBreak(t *testing.T) { // R32, R34
 	for i := range all {
 		f := &follower{}
 		f.cmd = w.cmd(t.Context(), "fleet", "exec", "box", "--", "sh", "-c",
-			fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i; [ $((i%%50)) = 0 ] && sleep 0.3; done", lines))
+			fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); echo line $i; if [ $((i%%100)) = 0 ]; then until [ -e go$((i/100)) ]; do sleep 0.05; done; fi; done", lines))
 		f.cmd.Stdout, f.cmd.Stderr = &f.out, &f.err
 		if err := f.cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -407,6 +415,7 @@ func TestConnectionsThatBreak(t *testing.T) { // R32, R34
 		return nil
 	})
 	proxy.Reset()
+	w.sh(h, "dana", "touch go1")
 	w.poll("more output", func() error {
 		for _, f := range all {
 			if !strings.Contains(f.out.String(), "line 200\n") {
@@ -416,6 +425,7 @@ func TestConnectionsThatBreak(t *testing.T) { // R32, R34
 		return nil
 	})
 	proxy.Stall()
+	w.sh(h, "dana", "touch go2 go3 go4")
 	w.poll("a word about the stall", func() error {
 		for _, f := range all {
 			if strings.Count(f.err.String(), "connection lost") < 2 {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -83,6 +84,9 @@ func (s *server) link(ctx context.Context, c *command.Call, m fanout.Machine) (T
 	p, err := operator.Known(c)
 	if err != nil {
 		return nil, err
+	}
+	if s.own != nil && c.Bool("no-mux") {
+		return nil, errors.New("this command shares no connection")
 	}
 	l := m.Link
 	flags, err := sshconfig.FlagsOf(l.SSHArgs)

@@ -125,7 +125,7 @@ func playSteps(p *progress, between func(what string)) {
 	for i := int64(1); i <= 10; i++ {
 		p.sent(i*540<<10, 5400<<10)
 		if i == 5 {
-			between("uploading")
+			between("50 %")
 		}
 	}
 	p.step(wire.Step{Name: "upload", Status: wire.StepOK, MS: 1234, Detail: "5.4 MiB by sftp"})

@@ -44,10 +44,6 @@ func (o *Own) Do(ctx context.Context, h mux.Hello, route mux.Route) (net.Conn, *
 	}
 	s.enter(1)
 	leave := sync.OnceFunc(func() { w.leave(); s.enter(-1) })
-	if !o.MayDial() && !w.up() {
-		leave()
-		return nil, nil, errDown
-	}
 	a := &asker{server: s, own: o, given: route, hello: h}
 	if h.Op == mux.OpToken {
 		defer leave()

@@ -96,13 +96,6 @@ func (w *way) live() *sshconn.Conn {
 	}
 }
 
-// up reports whether the connection is there.
-func (w *way) up() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.live() != nil
-}
-
 // up returns a live connection, dialling if there is none.
 func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error) {
 	w.mu.Lock()
@@ -115,6 +108,10 @@ func (s *Server) up(ctx context.Context, w *way, a *asker) (*sshconn.Conn, error
 		a.note("what is pinned for %s has changed; closing the connection", conn.Config)
 	}
 	w.discard()
+	if a.own != nil && !a.own.MayDial() {
+		w.mu.Unlock()
+		return nil, errDown
+	}
 	if w.route == nil {
 		w.mu.Unlock()
 		route, err := a.route()

@@ -9,6 +9,7 @@ import (
 
 // host is the fleet-host that belongs to a front, as mux.HostProgram finds it.
 func host(exe string) string {
+	exe = resolved(exe)
 	for i := len(exe) - 1; i >= 0; i-- {
 		if exe[i] == '/' {
 			beside := exe[:i] + "/fleet-host"

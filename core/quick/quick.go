@@ -57,6 +57,13 @@ const (
 // Beyond it a person is better served by a program that says what it waits for.
 const First = 3 * time.Second
 
+const (
+	// patience is how long the other side may take to let go of a command after
+	// a second interrupt.
+	patience    = 2 * time.Second
+	interrupted = 130 // fault.Interrupted
+)
+
 // Try does the command if it can be done so. Otherwise it returns false, and
 // the command line to go on with.
 func Try(args []string) (exit int, done bool, goOn []string) {
@@ -146,12 +153,20 @@ func (a *attempt) ask() bool {
 	return a.conn.patient() == nil
 }
 
-// relay passes signals on until there are no more.
+// relay passes signals on until there are no more. The second that asks for an
+// end has the other side let go of the command; if it does not, this side does.
 func (a *attempt) relay(signals <-chan os.Signal) {
+	ends := 0
 	for s := range signals {
 		n, ok := s.(syscall.Signal)
 		if !ok || n == syscall.SIGPIPE {
 			continue
+		}
+		if ends++; ends == 2 {
+			time.AfterFunc(patience, func() {
+				a.stderr.WriteString("fleet: interrupted; the session goes on\n")
+				os.Exit(interrupted)
+			})
 		}
 		a.conn.send(Signal, []byte{byte(n >> 8), byte(n)}) // who does not take it has gone, which follow sees
 	}

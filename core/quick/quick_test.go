@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -40,6 +41,9 @@ func served(t *testing.T, serve func(t *testing.T, c net.Conn)) (exit int, done 
 		serve(t, c)
 	}()
 	c, err := dial(l.Addr().String())
+	if err == nil {
+		err = limit(c.fd, syscall.SO_RCVTIMEO, time.Minute) // it is not the time that is tested
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,8 @@ const (
 	// sendTime bounds how long a client may take to take a frame. There is at
 	// most one under way, for which its socket has room.
 	sendTime = 10 * time.Second
+	// maxEarly bounds what is kept of notices until the command begins, in bytes.
+	maxEarly = 32 << 10
 	// acceptAgain is the time between two tries to accept a client.
 	acceptAgain = 50 * time.Millisecond
 )
@@ -114,6 +116,7 @@ type Call struct {
 	gone chan struct{} // closed when the client has gone
 
 	mu    sync.Mutex // of what is sent, and of a write until it is answered
+	early []byte     // notices from before Begin
 	begun atomic.Bool
 
 	sigMu sync.Mutex
@@ -221,11 +224,23 @@ func (c *Call) Begin(ctx context.Context, session string) error {
 	select {
 	case <-c.goOn:
 	case <-c.gone:
-		return net.ErrClosed
+		err = net.ErrClosed
 	case <-ctx.Done():
-		return ctx.Err()
+		err = ctx.Err()
 	}
+	select {
+	case <-c.goOn: // it said so before it went
+	default:
+		return err
+	}
+	c.mu.Lock()
+	early := c.early
+	c.early = nil
 	c.begun.Store(true)
+	c.mu.Unlock()
+	if len(early) > 0 {
+		c.Writer(quick.Notice).Write(early)
+	}
 	return nil
 }
 
@@ -252,8 +267,8 @@ func (c *Call) send(kind byte, p []byte) error {
 
 // Writer returns a writer to one of the client's streams: quick.Stdout,
 // quick.Stderr or quick.Notice. A write is over when the client's is, with the
-// same error. Before Begin there is nothing to write but what the client will
-// find out again, so it is not written.
+// same error. Before Begin only notices are taken, and written once it succeeds:
+// without it, the client will find out the same again.
 func (c *Call) Writer(kind byte) *Writer { return &Writer{c, kind} }
 
 // Writer writes to a stream of the client's.
@@ -267,12 +282,16 @@ func (w *Writer) Write(p []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.begun.Load() {
+		if w.kind == quick.Notice && len(c.early)+len(p) <= maxEarly {
+			c.early = append(c.early, p...)
+			return len(p), nil
+		}
 		return 0, ErrDeclined
 	}
 	for n < len(p) {
 		piece := p[n:min(len(p), n+quick.MaxFrame)]
-		if err := c.send(w.kind, piece); err != nil {
-			return n, err
+		if c.send(w.kind, piece) != nil {
+			return n, net.ErrClosed // EPIPE is for what the client could not write
 		}
 		select {
 		case no := <-c.acks:

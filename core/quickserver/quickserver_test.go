@@ -135,13 +135,17 @@ func TestAClientThatLeftHasNothingStarted(t *testing.T) {
 
 func TestSignalsAndTheEndOfTheClientArePassedOn(t *testing.T) {
 	got := make(chan os.Signal, 4)
-	over := make(chan error, 1)
+	over, begun := make(chan error, 1), make(chan struct{})
 	c := start(t, func(ctx context.Context, c *Call) int {
 		stop := c.Notify(got, syscall.SIGTERM)
 		defer stop()
+		if _, err := c.Writer(quick.Notice).Write([]byte("early")); err != nil {
+			t.Error(err)
+		}
 		if err := c.Begin(ctx, "s_1"); err != nil {
 			t.Error(err)
 		}
+		close(begun)
 		<-ctx.Done()
 		_, err := c.Writer(quick.Stdout).Write([]byte("x"))
 		over <- err
@@ -155,6 +159,9 @@ func TestSignalsAndTheEndOfTheClientArePassedOn(t *testing.T) {
 	c.request("fleet")
 	c.expect(quick.Session, "s_1")
 	c.send(quick.Go, "")
+	c.expect(quick.Notice, "early")
+	c.send(quick.Done, "\x00\x00")
+	<-begun
 	c.send(quick.Signal, "\x00\x02") // nobody asked for it
 	c.send(quick.Signal, "\x00\x0f")
 	if s := <-got; s != syscall.SIGTERM {

@@ -8,8 +8,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -47,15 +49,18 @@ type machine struct {
 }
 
 func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+	for range 100 {
+		// Below those that the system gives to whoever asks for any: it is given
+		// back here before the plane takes it.
+		addr := fmt.Sprintf("127.0.0.1:%d", 10240+mathrand.IntN(32768-10240))
+		if l, err := net.Listen("tcp", addr); err == nil {
+			return addr, l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	return "", errors.New("there is no free port")
 }
 
-// newPlane makes and starts a plane whose machines are absent after 1.2 s.
+// newPlane makes and starts a plane whose machines are absent after 6 s.
 func newPlane(ctx context.Context, dir string) (*plane, error) {
 	addr, err := freeAddr()
 	if err != nil {
