@@ -38,6 +38,9 @@ func TestInstallRefusesBadHosts(t *testing.T) { // R2, R3
 	w.fails(7, "cannot log in", "install", "dana@"+h.Addr(), "-i", filepath.Join(w.dir, "none"), "-o", "IdentitiesOnly=yes")
 	w.fails(6, "host key unknown", "install", "dana@"+h.Addr(), "-i", key)
 	w.fails(6, "not the one that was given", "install", "dana@"+h.Addr(), "-i", key, "--fingerprint", "SHA256:"+strings.Repeat("A", 43))
+	// Another key than was given is refused before anybody logs in, and whatever is pinned.
+	wrong := []string{"dana@" + h.Addr(), "--fingerprint", "SHA256:" + strings.Repeat("A", 43), "-i"}
+	w.fails(6, "not the one that was given", append([]string{"install", "-o", "IdentitiesOnly=yes"}, append(wrong, filepath.Join(w.dir, "none"))...)...)
 	w.fails(6, "finds nothing", "install", "dana@"+h.Addr(), "-i", key, "--trust", "known_hosts")
 	w.fails(2, "fingerprint", "install", "dana@"+h.Addr(), "-i", key, "--fingerprint", "nonsense")
 	w.fails(2, "unknown flag", "install", "dana@"+h.Addr(), "--nope")
@@ -50,6 +53,10 @@ func TestInstallRefusesBadHosts(t *testing.T) { // R2, R3
 		t.Fatal(err)
 	}
 	w.must("fleet", "trust", "dana@"+h.Addr(), "-i", key, "-o", "UserKnownHostsFile="+known, "--trust", "known_hosts")
+	for _, verb := range []string{"test", "trust", "install"} {
+		w.fails(6, "not the one that was given", append([]string{verb}, append(wrong, key)...)...)
+	}
+	w.must("fleet", "trust", "dana@"+h.Addr(), "-i", key, "--fingerprint", w.fingerprint(h))
 
 	w.fails(9, "MiB free", "install", "tiny@"+h.Addr(), "-i", key)
 	w.fails(9, "noexec", "install", "noexec@"+h.Addr(), "-i", key)

@@ -65,6 +65,27 @@ func (f Fingerprint) Speaks(m Met) bool {
 	return false
 }
 
+// Expect holds the key that was met against the fingerprints that are meant for
+// its host: it is one of them (true), there are none (false), or it is another,
+// which is an error.
+func Expect(given []Fingerprint, m Met) (bool, error) {
+	var expected []string
+	for _, f := range given {
+		if !f.Speaks(m) {
+			continue
+		}
+		if SameFingerprint(f.Value, m.Key) {
+			return true, nil
+		}
+		expected = append(expected, f.Value)
+	}
+	if len(expected) > 0 {
+		return false, fault.New(fault.HostKey, "host_key_mismatch", "host key of %s is not the one that was given: expected %s got %s",
+			m.Place, strings.Join(expected, " or "), Describe(m.Key))
+	}
+	return false, nil
+}
+
 // CheckHops refuses fingerprints for hosts that are not on the way.
 func CheckHops(given []Fingerprint, hops [][]string) error {
 	for _, f := range given {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strings"
 
 	"golang.org/x/crypto/ssh"
 
@@ -59,30 +58,36 @@ func (e *Env) ConnectChain(ctx context.Context, chain *sshconfig.Chain, anew boo
 func (e *Env) dialChain(ctx context.Context, chain *sshconfig.Chain, by *Confirmation, anew bool) (*sshconn.Conn, error) {
 	w := &route.Way{Chain: chain, Pins: e.Pins, Launch: e.Transport, Met: e.HopMet, Notef: e.Notef, Output: e.Output}
 	if by != nil {
-		if err := by.check(chain); err != nil {
+		given, err := by.check(chain)
+		if err != nil {
 			return nil, err
+		}
+		// Pinned or not, another key than was given is refused before a login.
+		w.Expected = func(m hostkey.Met) error {
+			_, err := hostkey.Expect(given, m)
+			return err
 		}
 		w.Loose = by.Loose
 		w.Decide = func(ctx context.Context, m hostkey.Met) (string, error) { return e.Decide(ctx, m, *by) }
 	}
 	places := sshconn.PlacesOf(chain)
-	return sshconn.Dial(ctx, sshconn.Params{Config: chain.Target, Pins: e.Pins, Anew: anew, Notef: e.Notef,
+	return sshconn.Dial(ctx, sshconn.Params{Config: chain.Target, Pins: e.Pins, Anew: anew, Notef: e.Notef, Expected: w.Expected,
 		Chain: places[len(places)-1].Chain, Patience: w.Patience(),
 		Dial: func(ctx context.Context, _ *sshconfig.Config) (net.Conn, error) { return w.Dial(ctx) }})
 }
 
-// check refuses fingerprints for hosts that are not on the way, before anything
-// is dialled.
-func (c Confirmation) check(chain *sshconfig.Chain) error {
+// check returns the fingerprints and refuses those for hosts that are not on the
+// way, before anything is dialled.
+func (c Confirmation) check(chain *sshconfig.Chain) ([]hostkey.Fingerprint, error) {
 	given, err := hostkey.ParseFingerprints(c.Fingerprints)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var hops [][]string
 	for _, hop := range chain.Hops() {
 		hops = append(hops, sshconn.Names(hop))
 	}
-	return hostkey.CheckHops(given, hops)
+	return given, hostkey.CheckHops(given, hops)
 }
 
 func (o Options) confirmation() Confirmation {
@@ -148,19 +153,8 @@ func (e *Env) Decide(ctx context.Context, m hostkey.Met, c Confirmation) (by str
 	if err != nil {
 		return "", err
 	}
-	var expected []string
-	for _, f := range given {
-		if !f.Speaks(m) {
-			continue
-		}
-		if hostkey.SameFingerprint(f.Value, m.Key) {
-			return hostkey.ByFingerprint, nil
-		}
-		expected = append(expected, f.Value)
-	}
-	if len(expected) > 0 {
-		return "", fault.New(fault.HostKey, "host_key_mismatch", "host key of %s is not the one that was given: expected %s got %s",
-			m.Place, strings.Join(expected, " or "), hostkey.Describe(m.Key))
+	if same, err := hostkey.Expect(given, m); same || err != nil {
+		return hostkey.ByFingerprint, err
 	}
 	if c.Trust != "" {
 		return e.byEvidence(m, c.Trust)

@@ -70,7 +70,7 @@ func newHost(w *Way) (*host, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.Jump = true
+		p.Jump, p.Expected = true, w.Expected
 		one := &hop{id: fmt.Sprintf("jump-%d", i+1), peer: p, conf: c}
 		h.list = append(h.list, one)
 		h.hops[one.id] = one

@@ -55,6 +55,8 @@ type Way struct {
 	// Decide says what confirms the key of a jump host that is not pinned. Nil
 	// refuses every such key.
 	Decide func(ctx context.Context, m hostkey.Met) (by string, err error)
+	// Expected, where set, refuses a host's key whatever is pinned.
+	Expected func(m hostkey.Met) error
 	// Loose accepts what Decide confirms for this dial, and pins nothing.
 	Loose bool
 	// Met is told of every jump host's key: what confirmed it ("" where it was

@@ -48,6 +48,9 @@ type Params struct {
 	// Anew leaves what is pinned for the host aside, for a person who is about
 	// to pin what it presents now.
 	Anew bool
+	// Expected, where set, refuses the host's key whatever is pinned, before
+	// anybody logs in.
+	Expected func(m hostkey.Met) error
 	// Notef takes what a person sees under -v. It may be nil.
 	Notef func(format string, args ...any)
 }
@@ -121,6 +124,7 @@ func dial(ctx context.Context, p Params) (*Conn, error) {
 		return nil, err
 	}
 	defer peer.Close()
+	peer.Expected = p.Expected
 	login := &sshlogin.Login{Signers: peer.Keys}
 	var keyErr error
 	var keyed sync.Once // keys are exchanged again later

@@ -27,6 +27,9 @@ type Peer struct {
 	Pinned   bool
 	Evidence []hostkey.Evidence
 
+	// Expected, where set, refuses a key whatever is pinned.
+	Expected func(hostkey.Met) error
+
 	store *hostkey.Store
 	pins  []hostkey.Pin
 	known []hostkey.Line
@@ -77,6 +80,11 @@ func (p *Peer) Judge(key ssh.PublicKey) error {
 		evidence = slices.DeleteFunc(evidence, func(e hostkey.Evidence) bool { return e.Kind == hostkey.EvidenceAuthority })
 	}
 	p.Evidence = evidence
+	if p.Expected != nil {
+		if err := p.Expected(p.Met()); err != nil {
+			return err
+		}
+	}
 	p.Pinned, err = hostkey.Check(p.Place, p.pins, key)
 	if f := fault.Of(err); f != nil && p.Jump {
 		return f.WithHint("if this jump host was really given a new key, compare it there and run:\n%s", p.trustLine())
