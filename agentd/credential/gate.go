@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"fleet.example/fleet/core/wire"
 )
@@ -60,14 +61,19 @@ func (g *gates) turn(v *wire.CredentialGate) { g.refused, g.back = v != g.next, 
 // readGate reads both files. A staged one that is damaged is none: it was read
 // back before it was presented.
 func (s *Store) readGate() (g gates, err error) {
-	if b, e := s.fs.Read(gateNextFile); e == nil {
-		if v, e := wire.ParseGate(string(b)); e == nil {
+	b, err := s.fs.Read(gateNextFile)
+	if err == nil {
+		if v, err := wire.ParseGate(string(b)); err == nil {
 			g.next = &v
 		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return g, err
 	}
-	b, e := s.fs.Read(GateFile)
-	if e != nil {
+	if b, err = s.fs.Read(GateFile); errors.Is(err, fs.ErrNotExist) {
 		return g, nil
+	}
+	if err != nil {
+		return g, err
 	}
 	v, err := wire.ParseGate(string(b))
 	if err != nil {

@@ -88,6 +88,13 @@ func TestTwoAgentsStageOneSecret(t *testing.T) {
 // A process that cannot open files for a while keeps its identity. // R21
 func TestAFileThatCannotBeReadTakesNothingFromMemory(t *testing.T) {
 	d, s, p := begun(t)
+	d.Write(GateFile, []byte("3 "+secret.New("fg_").Reveal()+"\n"))
+	d.Sync(GateFile)
+	s.Reload()
+	plane, gate := s.Plane()
+	if plane == nil || gate == nil {
+		t.Fatal(plane, gate, s.Status().Damaged)
+	}
 	for _, err := range []error{syscall.EMFILE, syscall.EIO, syscall.EACCES} {
 		d.unread = err
 		c, _ := s.Present()
@@ -96,6 +103,9 @@ func TestAFileThatCannotBeReadTakesNothingFromMemory(t *testing.T) {
 		s.Reload()
 		if got, ok := s.Present(); !ok || !got.is(&c) {
 			t.Fatalf("%v: the credential in use is gone", err)
+		}
+		if p, g := s.Plane(); p == nil || *p != *plane || g == nil || *g != *gate {
+			t.Fatalf("%v: where the plane is, or its gate, is gone: %v %v", err, p, g)
 		}
 		if len(s.Status().Damaged) == 0 {
 			t.Errorf("%v: nothing says so", err)

@@ -156,7 +156,7 @@ func (s *Store) reload() (lost *Credential) {
 			blocked = fmt.Errorf("cannot sync the directory: %w", err)
 		}
 	}
-	plane, gates, planeErr := s.readPlane()
+	plane, gates, planeErr, unread := s.readPlane()
 	var row *Row
 	var r Row
 	if s.readJSON(rowFile, &r) == nil && wire.IsMachineID(r.Machine) {
@@ -173,9 +173,12 @@ func (s *Store) reload() (lost *Credential) {
 	}
 	same := s.held[s.cursor].is(held[s.cursor])
 	s.held, s.damaged, s.blocked = held, damaged, blocked
-	s.plane, s.planeErr = plane, planeErr
+	s.planeErr = planeErr
+	if !unread { // what cannot be looked at now is as it was
+		s.plane = plane
+		s.gates.adopt(gates)
+	}
 	s.moves.staged = true // goOn looks
-	s.gates.adopt(gates)
 	machine := s.machineLocked()
 	s.revoked = revoked && (machine == "" || mark.Machine == machine)
 	if s.row == nil || s.row.Machine != machine {
@@ -226,19 +229,22 @@ type planeFile struct {
 	TrustVersion int64  `json:"trust_version,omitempty"`
 }
 
-func (s *Store) readPlane() (*Plane, gates, string) {
+// readPlane reads where the plane is, and the gate's token. unread says that a
+// file could not be looked at, as for want of descriptors, and that nothing is
+// known of it.
+func (s *Store) readPlane() (p *Plane, gate gates, problem string, unread bool) {
 	p, err := s.decodePlane(PlaneFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, gates{}, ""
+		return nil, gates{}, "", false
 	}
+	var errno syscall.Errno
 	if err != nil {
-		return nil, gates{}, fmt.Sprintf("%s: %v", PlaneFile, err)
+		return nil, gates{}, fmt.Sprintf("%s: %v", PlaneFile, err), errors.As(err, &errno)
 	}
-	gate, err := s.readGate()
-	if err != nil {
-		return p, gate, fmt.Sprintf("%s: %v", GateFile, err)
+	if gate, err = s.readGate(); err != nil {
+		return p, gate, fmt.Sprintf("%s: %v", GateFile, err), errors.As(err, &errno)
 	}
-	return p, gate, ""
+	return p, gate, "", false
 }
 
 // Machine is the machine id that the credential names, or "".

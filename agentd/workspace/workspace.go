@@ -70,10 +70,9 @@ type Manager struct {
 
 // hold is what keeps a workspace from being removed, and its preparation single.
 type hold struct {
-	sync.Mutex      // of preparing and removing
-	users      int  // who has it or waits for it
-	inside     int  // sessions on their way in
-	leaving    bool // it is being removed
+	sync.Mutex     // of preparing and removing
+	users      int // who has it or waits for it
+	inside     int // sessions on their way in
 }
 
 // record is what is kept of a workspace.

@@ -31,7 +31,7 @@ func Name(getenv func(string) string, host string) string {
 		for i := range len(s) {
 			sum = (sum ^ uint64(s[i])) * 1099511628211
 		}
-		sum = (sum ^ 0) * 1099511628211
+		sum *= 1099511628211 // a byte of 0 ends it
 	}
 	for _, k := range []string{"HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "FLEET_PLUGIN_DIR"} {
 		add(getenv(k))
