@@ -137,7 +137,7 @@ func auditVerify(ctx context.Context, c *command.Call) error {
 func verifyChain(a wire.Audit, known wire.AuditHead) (wire.AuditHead, error) {
 	broken := func(format string, args ...any) (wire.AuditHead, error) {
 		return wire.AuditHead{}, fault.New(fault.Failure, "audit_broken", "the audit log does not hold: "+format, args...).
-			WithHint("keep what the plane answers now (fleet audit --jsonl), and compare it with the plane's audit sink;\n"+
+			WithHint("keep what the plane answers now (fleet audit --jsonl), and compare it with the plane's audit sink;\n" +
 				"if the plane was restored from a backup, --reset begins with the log as it is now")
 	}
 	prev := strings.Repeat("0", 2*sha256.Size)
