@@ -81,7 +81,7 @@ func TestFrontExec(t *testing.T) { // R33, R34
 		{args: []string{"exec", "box", "--env", "A=1,2", "--env-file", env, "--", "sh", "-c", `echo "$A|$FROM_FILE"`}, out: "1,2|a b=c\n"},
 		{args: []string{"exec", "box", "--", "kill -9 me"}, errOut: "fleet: box: kill -9 me: executable file not found in $PATH\n", exit: 127},
 		{args: []string{"exec", "box", "--", "sh", "-c", "kill -9 $$"}, exit: 137},
-		{args: []string{"exec", "box", "-w", "none", "--", "true"}, errOut: "fleet: no workspace has this name\n", exit: 255},
+		{args: []string{"exec", "box", "-w", "none", "--", "true"}, errOut: "fleet: no workspace is named \"none\"\n", exit: 255},
 		{args: []string{"exec", "box", "--env", "A", "--", "true"}, errOut: "fleet: --env takes K=V\n", exit: 2},
 		{args: []string{"attach", "box", "s_aaaaaaaaaa"}, errOut: "fleet: no such session\n", exit: 255},
 		{args: []string{"kill", "box", "s_aaaaaaaaaa"}, errOut: "fleet: no such session\n", exit: 5},
