@@ -182,7 +182,7 @@ func TestAPrepareScriptThatFailsStartsNothing(t *testing.T) {
 	if code(err) != wire.CodeWorkspaceFailed || !strings.Contains(err.Error(), "exit status 3") || !strings.HasSuffix(err.Error(), "the reason") || len(err.Error()) > 2*maxTail {
 		t.Errorf("%v", err)
 	}
-	w.create(wire.WorkspaceRequest{Name: "slow", Prepare: "echo waiting; sleep 1000 & sleep 1000", TimeoutS: 0.3})
+	w.create(wire.WorkspaceRequest{Name: "slow", Prepare: "echo waiting; sleep 1000 & sleep 1000", TimeoutS: 3})
 	if err := w.enter("slow"); code(err) != wire.CodeWorkspaceFailed || !strings.Contains(err.Error(), "took too long") || !strings.Contains(err.Error(), "waiting") {
 		t.Errorf("%v", err)
 	}
