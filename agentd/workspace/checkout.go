@@ -80,7 +80,7 @@ func (m *Manager) git(r *record, env map[string]string) (*git, error) {
 }
 
 func (g *git) run(ctx context.Context, dir string, args ...string) (out, tail string, err error) {
-	return run(ctx, command{argv: append([]string{g.program}, args...), env: g.env, dir: dir, umask: g.umask, timeout: checkoutTimeout})
+	return run(ctx, command{argv: append([]string{g.program}, args...), env: g.env, dir: dir, umask: g.umask, timeout: checkoutTimeout, answers: true})
 }
 
 // checkout sees to one checkout.

@@ -35,13 +35,14 @@ type command struct {
 	dir     string
 	umask   int
 	timeout time.Duration
+	answers bool // its standard output is read, apart from what it says besides
 }
 
 var errTimeout = errors.New("it took too long")
 
 // run runs a program in a session of its own, whose every process is ended when
-// time is over. It returns the beginning of its standard output and the end of
-// all that it said.
+// time is over. It returns the beginning of its standard output, if that was
+// asked for, and the end of all that it said.
 func run(ctx context.Context, c command) (out, tail string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, errTimeout)
 	defer cancel()
@@ -54,7 +55,10 @@ func run(ctx context.Context, c command) (out, tail string, err error) {
 	cmd.WaitDelay = lastWords
 	var said tailWriter
 	head := headWriter{}
-	cmd.Stdout, cmd.Stderr = both{&head, &said}, &said
+	cmd.Stdout, cmd.Stderr = &said, &said // one pipe: its words stay in their order
+	if c.answers {
+		cmd.Stdout = both{&head, &said}
+	}
 	err = cmd.Run()
 	switch {
 	case errors.Is(err, exec.ErrWaitDelay):
