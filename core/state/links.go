@@ -2,6 +2,8 @@ package state
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sort"
 	"strings"
 
@@ -48,9 +50,16 @@ func (p *Plane) Links() ([]Link, error) {
 	return out, nil
 }
 
-// SaveLink adds or replaces the link of l.Machine.
+// SaveLink adds or replaces the link of l.Machine, which was found at the link's
+// end. Another machine's link that leads to the same directory is out of date,
+// as that of one whose deletion the plane could not confirm any more.
 func (p *Plane) SaveLink(ctx context.Context, l Link) error {
-	return p.updateLinks(ctx, func(m map[string]Link) { m[l.Machine] = l })
+	return p.updateLinks(ctx, func(m map[string]Link) {
+		maps.DeleteFunc(m, func(_ string, old Link) bool {
+			return old.DataDir != "" && old.DataDir == l.DataDir && old.Host == l.Host && slices.Equal(old.SSHArgs, l.SSHArgs)
+		})
+		m[l.Machine] = l
+	})
 }
 
 // RemoveLink forgets a machine's link. It reports whether there was one.

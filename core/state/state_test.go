@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -97,6 +98,31 @@ func TestConcurrentLinkUpdatesLoseNone(t *testing.T) {
 	wg.Wait()
 	if l, err := p.Links(); err != nil || len(l) != 20 {
 		t.Fatal(len(l), err)
+	}
+}
+
+// One directory on a machine holds one machine, and whoever is found there is it.
+func TestALinkReplacesWhatLedToTheSamePlace(t *testing.T) {
+	p := login(t, dirs(t), "https://a.example", time.Now().Add(time.Hour))
+	old := Link{Machine: "m_old", Name: "box", Host: "dana@box", DataDir: "/home/dana/d", SSHArgs: []string{"-p", "22"}}
+	account, port, without := old, old, old
+	account.Machine, account.Host = "m_account", "eve@box"
+	port.Machine, port.SSHArgs = "m_port", []string{"-p", "23"}
+	without.Machine, without.DataDir = "m_without", ""
+	now := old
+	now.Machine = "m_new"
+	for _, l := range []Link{old, account, port, without, now, now} {
+		if err := p.SaveLink(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links, err := p.Links()
+	var ids []string
+	for _, l := range links {
+		ids = append(ids, l.Machine)
+	}
+	if slices.Sort(ids); err != nil || !slices.Equal(ids, []string{"m_account", "m_new", "m_port", "m_without"}) {
+		t.Error(ids, err)
 	}
 }
 
