@@ -155,8 +155,8 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 		if err := os.WriteFile(env, []byte("SECRET=s3cret\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		path := strings.TrimSpace(w.must("fleet", "workspace", "create", "box", "task", "--repo", "/home/dana/repo.git#mine", "--root", "~/work", "--prepare", script))
-		if path != "/home/dana/work/task" {
+		path := strings.TrimSpace(w.must("fleet", "workspace", "create", "box", "task", "--repo", "/home/dana/repo.git#mine", "--root", "~/tasks", "--prepare", script))
+		if path != "/home/dana/tasks/task" {
 			t.Error(path)
 		}
 		in := []string{"exec", "-w", "task", "--env-file", env, "box", "--"}
@@ -164,12 +164,12 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 			t.Error(r)
 		}
 		w.must("fleet", append(in, "grep", "-q", "more", "file")...)
-		if s := w.sh(h, "dana", "cat work/prepared; grep -r s3cret .local/share/fleet-agent || true"); s != strings.Repeat("task mine s3cret\n", 2) {
+		if s := w.sh(h, "dana", "cat tasks/prepared; grep -r s3cret .local/share/fleet-agent || true"); s != strings.Repeat("task mine s3cret\n", 2) {
 			t.Errorf("%q", s)
 		}
-		w.sh(h, "dana", "touch work/task/stop")
+		w.sh(h, "dana", "touch tasks/task/stop")
 		w.fails(255, "there is a stop", append(in, "touch", "/home/dana/started")...)
-		w.sh(h, "dana", "[ ! -e started ] && rm work/task/stop")
+		w.sh(h, "dana", "[ ! -e started ] && rm tasks/task/stop")
 		w.fails(255, "no workspace", "exec", "-w", "none", "box", "--", "true")
 		session := strings.TrimSpace(w.must("fleet", "exec", "-w", "task", "--detach", "box", "--", "sleep", "1000"))
 		if r := w.run("fleet", "workspace", "show", "box", "task", "--json"); !strings.Contains(r.out, `"sessions": 1`) {
@@ -183,7 +183,7 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 			}
 			return nil
 		})
-		if s := w.sh(h, "dana", "ls work; ls -d .local/share/fleet-agent/*/sessions/"+session+" 2>/dev/null || true"); s != "prepared\n" {
+		if s := w.sh(h, "dana", "ls tasks; ls -d .local/share/fleet-agent/*/sessions/"+session+" 2>/dev/null || true"); s != "prepared\n" {
 			t.Errorf("%q", s)
 		}
 		if r := w.run("fleet", "workspace", "ls", "box"); r.exit != 0 || r.out != "" {
