@@ -69,12 +69,7 @@ type ownStream struct {
 }
 
 // CloseWrite passes a half-close on.
-func (o *ownStream) CloseWrite() error {
-	if h, ok := o.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return nil
-}
+func (o *ownStream) CloseWrite() error { return closeWrite(o.Conn) }
 
 func (o *ownStream) Close() error {
 	defer o.leave()

@@ -87,11 +87,14 @@ func (s *spare) WriteTo(w io.Writer) (int64, error) {
 }
 
 // CloseWrite passes a half-close on.
-func (s *spare) CloseWrite() error {
-	if h, ok := s.Conn.(interface{ CloseWrite() error }); ok {
+func (s *spare) CloseWrite() error { return closeWrite(s.Conn) }
+
+// closeWrite ends what is sent; a connection that has no half ends whole.
+func closeWrite(c net.Conn) error {
+	if h, ok := c.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()
 	}
-	return s.Conn.Close()
+	return c.Close()
 }
 
 // good reports whether nothing was heard of the stream yet.
