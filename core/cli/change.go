@@ -68,6 +68,7 @@ func forgetDeleted(ctx context.Context, p *state.Plane, err error) error {
 
 func renameCommand() *command.Command {
 	return &command.Command{Name: "rename", Group: groupMachine, Args: "MACHINE NAME", Summary: "give a machine a name, which wins for ever over its own", Min: 2, Max: 2,
+		Help:  "Names need not be unique; where another machine has the same one, that is said, and a command that\ntakes one MACHINE asks for the id.",
 		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
 			if err := wire.CheckName(c.Arg(1)); err != nil {
 				return fault.Usagef("%q: %s", clean(c.Arg(1)), err)
@@ -87,6 +88,15 @@ func renameCommand() *command.Command {
 			// The link keeps the last name that is known.
 			if err := p.UpdateLink(ctx, m.ID, func(l *state.Link) { l.Name = m.Name }); err != nil {
 				return err
+			}
+			// Said, not refused: machines suggest names for themselves, so that two
+			// of one name exist anyway. The name is given, whether or not this can be told.
+			if same, err := client.Machines(ctx, wire.MachineFilter{Match: m.Name}); err == nil {
+				for _, other := range same.Machines {
+					if other.Name == m.Name && other.ID != m.ID {
+						c.Notef("fleet: %s is named %s, too; only the id tells them apart", other.ID, other.Name)
+					}
+				}
 			}
 			if c.WantsJSON() {
 				m.Schema = wire.SchemaMachine
