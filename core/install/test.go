@@ -257,7 +257,11 @@ func (t *tester) probes(ctx context.Context, h *remote.Host, run ProbeRunner) {
 	for _, list := range found {
 		for _, f := range list {
 			n++
-			t.add(f.Code, wire.StepWarn, begin, f.Detail, f.Remedy)
+			detail := f.Detail
+			if f.Severity != sdk.SeverityWarn { // an install works all the same
+				detail += "; while that is so, the machine accepts no work"
+			}
+			t.add(f.Code, wire.StepWarn, begin, detail, f.Remedy)
 		}
 	}
 	if err == nil && n == 0 {
