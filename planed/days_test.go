@@ -249,7 +249,7 @@ func TestInitIsSafeToInterruptAndNeverOverwrites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	args := []string{"init", "--data", dir, "--url", "https://plane.example", "--owner", "dana"}
 	for range 40 {
-		cmd := exec.Command(binary, args...)
+		cmd := exec.Command(binary(), args...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

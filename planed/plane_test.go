@@ -18,7 +18,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,25 +26,19 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/programs"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
 
-var binary string
+var bin string
 
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "planed-test-")
-	if err != nil {
-		panic(err)
-	}
-	binary = filepath.Join(dir, "planed")
-	if out, err := exec.Command("go", "build", "-o", binary, "fleet.example/fleet/cmd/planed").CombinedOutput(); err != nil {
-		panic(string(out))
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(programs.Main(m, &bin, func(dir string) error { return programs.Build(dir, nil, "planed") }))
 }
+
+// binary is the program under test.
+func binary() string { return filepath.Join(bin, "planed") }
 
 // plane is a real planed in a directory of its own.
 type plane struct {
@@ -60,25 +53,8 @@ type plane struct {
 	program string
 
 	cmd    *exec.Cmd
-	log    *lockedBuffer
+	log    *programs.Output
 	exited chan struct{}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // freePort is a port that nobody listens on, below those that the system gives
@@ -101,7 +77,7 @@ func freePort(t *testing.T) int {
 func planed(t *testing.T, args ...string) (stdout, stderr string, exit int) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(binary(), args...)
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err := cmd.Run()
 	if _, ok := err.(*exec.ExitError); err != nil && !ok {
@@ -112,7 +88,7 @@ func planed(t *testing.T, args ...string) (stdout, stderr string, exit int) {
 
 func initPlane(t *testing.T, dir string, flags ...string) *plane {
 	t.Helper()
-	p := &plane{t: t, dir: dir, url: fmt.Sprintf("https://localhost:%d", freePort(t)), flags: flags, log: &lockedBuffer{}}
+	p := &plane{t: t, dir: dir, url: fmt.Sprintf("https://localhost:%d", freePort(t)), flags: flags, log: &programs.Output{}}
 	out, errOut, exit := planed(t, "init", "--data", p.dir, "--url", p.url, "--owner", "dana", "--json")
 	if exit != 0 {
 		t.Fatal(errOut)
@@ -144,7 +120,7 @@ func newPlane(t *testing.T, flags ...string) *plane {
 func (p *plane) start() {
 	p.t.Helper()
 	args := append([]string{"serve", "--data", p.dir, "--listen", "127.0.0.1" + p.url[strings.LastIndex(p.url, ":"):]}, p.flags...)
-	p.cmd = exec.Command(cmp.Or(p.program, binary), args...)
+	p.cmd = exec.Command(cmp.Or(p.program, binary()), args...)
 	p.cmd.Stderr, p.cmd.Stdout = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)

@@ -204,7 +204,7 @@ func TestTheAuditSinkGoesToSyslog(t *testing.T) {
 
 	// log/syslog asks /dev/log, /var/run/syslog and /var/run/log, in this order.
 	wrap := filepath.Join(dir, "planed")
-	script := "#!/bin/sh\nexec unshare -m sh -c 'mount --bind " + dir + " /run && { [ ! -S /dev/log ] || mount --bind " + dir + "/syslog /dev/log; } && exec \"$@\"' sh " + binary + ` "$@"` + "\n"
+	script := "#!/bin/sh\nexec unshare -m sh -c 'mount --bind " + dir + " /run && { [ ! -S /dev/log ] || mount --bind " + dir + "/syslog /dev/log; } && exec \"$@\"' sh " + binary() + ` "$@"` + "\n"
 	if err := os.WriteFile(wrap, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -14,38 +14,23 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"fleet.example/fleet/agentd/fakeplane"
 	"fleet.example/fleet/core/agentclient"
+	"fleet.example/fleet/core/programs"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
 
 var bin string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "fa")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	bin = dir
-	for _, p := range []string{"agentd", "agentd-shim"} {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=1.2.3", "-o", filepath.Join(dir, p), "fleet.example/fleet/cmd/"+p)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%s\n%s", err, out)
-			return 1
-		}
-	}
-	return m.Run()
+func TestMain(m *testing.M) {
+	os.Exit(programs.Main(m, &bin, func(dir string) error {
+		return programs.Build(dir, []string{"-trimpath", "-ldflags", "-s -w -X main.version=1.2.3"}, "agentd", "agentd-shim")
+	}))
 }
 
 // machine is one installation.
@@ -54,25 +39,8 @@ type machine struct {
 	root      string
 	data, run string
 	env       []string
-	log       *buffer
+	log       *programs.Output
 	cmd       *exec.Cmd
-}
-
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 func newMachine(t testing.TB) *machine {
@@ -81,7 +49,7 @@ func newMachine(t testing.TB) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{t: t, root: root, data: root + "/d", run: root + "/r", log: &buffer{}}
+	m := &machine{t: t, root: root, data: root + "/d", run: root + "/r", log: &programs.Output{}}
 	home := root + "/h"
 	for _, d := range []string{m.data, home, m.data + "/v"} {
 		if err := os.MkdirAll(d, 0o700); err != nil {

@@ -2,28 +2,20 @@ package e2e
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"fleet.example/fleet/agentd/fakeplane"
+	"fleet.example/fleet/core/programs"
 	"fleet.example/fleet/core/wire"
 )
 
 // withProbes puts fleet's own probes beside the agent.
 func (m *machine) withProbes() {
 	m.t.Helper()
-	program := filepath.Join(m.data, "v", "fleet-plugins")
-	if out, err := exec.Command("go", "build", "-o", program, "fleet.example/fleet/cmd/fleet-plugins").CombinedOutput(); err != nil {
-		m.t.Fatalf("%v: %s", err, out)
-	}
-	if out, err := exec.Command(program, "lock", filepath.Dir(program)).CombinedOutput(); err != nil {
-		m.t.Fatalf("%v: %s", err, out)
-	}
-	probes := filepath.Join(m.data, "v", "agentd-probes")
-	if err := os.Symlink("fleet-plugins", probes); err != nil && !os.IsExist(err) {
+	if err := programs.Plugins(filepath.Join(m.data, "v")); err != nil {
 		m.t.Fatal(err)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/programs"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
@@ -30,55 +31,23 @@ import (
 
 var bin string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "fv")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	bin = dir
-	for _, p := range []string{"agentd", "agentd-shim", "planed", "fleet", "fleet-host"} {
-		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, p), "fleet.example/fleet/cmd/"+p)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v: %s", err, out)
-			return 1
-		}
-	}
-	return m.Run()
+func TestMain(m *testing.M) {
+	os.Exit(programs.Main(m, &bin, func(dir string) error {
+		return programs.Build(dir, nil, "agentd", "agentd-shim", "planed", "fleet", "fleet-host")
+	}))
 }
 
 // patience bounds every wait; nothing here is that slow.
 const patience = 3 * time.Minute
 
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // process is a program that runs until it is ended.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	log  *buffer
+	log  *programs.Output
 }
 
-func run(t *testing.T, log *buffer, env []string, name string, args ...string) *process {
+func run(t *testing.T, log *programs.Output, env []string, name string, args ...string) *process {
 	t.Helper()
 	p := &process{cmd: exec.Command(filepath.Join(bin, name), args...), done: make(chan struct{}), log: log}
 	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = env, log, log
@@ -108,7 +77,7 @@ type world struct {
 	env   []string
 	args  []string // of planed serve
 	plane *process
-	log   buffer
+	log   programs.Output
 }
 
 func freeAddr(t *testing.T) string {
@@ -290,7 +259,7 @@ type agent struct {
 	name      string
 	data, run string
 	process   *process
-	log       buffer
+	log       programs.Output
 }
 
 // agent makes a machine and starts it.

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,37 +16,19 @@ import (
 	"fleet.example/fleet/contrib/swarm"
 	"fleet.example/fleet/contrib/wallclock"
 	"fleet.example/fleet/core/planeclient"
+	"fleet.example/fleet/core/programs"
 	"fleet.example/fleet/core/wire"
 )
 
 var bin string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "fw")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	bin = dir
-	if err := wallclock.Build(context.Background(), dir, "agentd", "agentd-shim", "planed"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	plugins := filepath.Join(dir, "fleet-plugins")
-	for _, args := range [][]string{{"go", "build", "-o", plugins, "fleet.example/fleet/cmd/fleet-plugins"}, {plugins, "lock", dir}} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v: %s", err, out)
-			return 1
+func TestMain(m *testing.M) {
+	os.Exit(programs.Main(m, &bin, func(dir string) error {
+		if err := wallclock.Build(context.Background(), dir, "agentd", "agentd-shim", "planed"); err != nil {
+			return err
 		}
-	}
-	if err := os.Symlink("fleet-plugins", filepath.Join(dir, "agentd-probes")); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
+		return programs.Plugins(dir)
+	}))
 }
 
 // world is a plane and one machine that it admitted, each with its own clock.
@@ -61,25 +41,8 @@ type world struct {
 	clock   *wallclock.Clock
 	data    string
 	run     string
-	log     buffer
+	log     programs.Output
 	process *exec.Cmd
-}
-
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 func newWorld(t *testing.T) *world {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"fleet.example/fleet/core/programs"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -23,14 +24,8 @@ func versionDir(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(d) })
-	if out, err := exec.Command("go", "build", "-o", d+"/", "fleet.example/fleet/cmd/fleet-plugins").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if err := os.Symlink("fleet-plugins", filepath.Join(d, "agentd-probes")); err != nil {
+	if err := programs.Plugins(d); err != nil {
 		t.Fatal(err)
-	}
-	if out, err := exec.Command(filepath.Join(d, "fleet-plugins"), "lock", d).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
 	}
 	return d
 }
