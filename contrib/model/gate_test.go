@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -193,37 +192,9 @@ func TestNoScheduleShutsAnybodyOutAtTheGate(t *testing.T) {
 
 // gateRun is one schedule.
 type gateRun struct {
-	*world
-	r    *rapid.T
-	left map[string]bool
+	*rotating
 	// values are all that ever were, by version.
 	values map[int64]string
-}
-
-func (g *gateRun) must(err error) {
-	g.r.Helper()
-	if err != nil {
-		g.r.Fatal(err)
-	}
-}
-
-// steer is what a person does.
-func (g *gateRun) steer(f func(*rotation.State) ([]audit.Event, error)) {
-	_, err := g.plane.store.Steer(context.Background(), wire.MaterialGate, secret.Digest{}, f)
-	for _, refused := range []error{rotation.ErrNone, rotation.ErrNarrowing, rotation.ErrDrill, rotation.ErrRotation} {
-		if errors.Is(err, refused) {
-			return
-		}
-	}
-	g.must(err)
-}
-
-// pass has the engine do what it can, and buries it if it died.
-func (g *gateRun) pass() {
-	g.plane.engine.Pass(context.Background())
-	if g.plane.mortal.is {
-		g.must(g.plane.kill())
-	}
 }
 
 // see learns the values that lie in the plane's files.
@@ -255,8 +226,7 @@ func (g *gateRun) holds() {
 }
 
 func runGate(r *rapid.T, w *world) {
-	g := &gateRun{w, r, map[string]bool{}, map[int64]string{}}
-	some := func(r *rapid.T) *box { return w.boxes[rapid.IntRange(0, len(w.boxes)-1).Draw(r, "machine")] }
+	g := &gateRun{newRotating(r, w, wire.MaterialGate, rotation.ErrDrill, rotation.ErrRotation), map[int64]string{}}
 	for _, b := range w.boxes {
 		g.must(w.install(b, 0))
 		w.net.disks[b.id] = b.disk
@@ -267,75 +237,12 @@ func runGate(r *rapid.T, w *world) {
 			return s.Start(rotation.Begin{By: by, Drill: drill, Duration: 5 * time.Minute}, time.Now())
 		})
 	}
-	r.Repeat(map[string]func(*rapid.T){
-		"time passes": func(r *rapid.T) {
-			time.Sleep(rapid.SampledFrom([]time.Duration{time.Second, 11 * time.Second, 35 * time.Second, 2 * time.Minute}).Draw(r, "for"))
-		},
-		"the engine goes on": func(r *rapid.T) {
-			for range rapid.IntRange(1, 6).Draw(r, "passes") {
-				g.pass()
-				time.Sleep(rapid.SampledFrom([]time.Duration{time.Second, 40 * time.Second, 90 * time.Second}).Draw(r, "for"))
-			}
-		},
-		"the engine dies at a step": func(r *rapid.T) {
-			w.plane.mortal.in = rapid.IntRange(1, 9).Draw(r, "step")
-			g.pass()
-			w.plane.mortal.in = 0
-		},
+	g.repeat(16, func() {}, g.holds, actions{
 		"rotate":     func(*rapid.T) { start("person:dana", false) },
 		"two rotate": func(*rapid.T) { start("person:dana", false); start("person:mo", false) },
 		"drill":      func(*rapid.T) { start("token:cron", true) },
 		"abort": func(*rapid.T) {
 			g.steer(func(s *rotation.State) ([]audit.Event, error) { return s.Abort("person:dana", nil, time.Now()) })
-		},
-		"leave": func(r *rapid.T) {
-			b := some(r)
-			g.left[b.id] = true
-			g.steer(func(s *rotation.State) ([]audit.Event, error) {
-				return s.Leave("person:dana", []string{b.id}, time.Now())
-			})
-		},
-		"plane killed":     func(*rapid.T) { g.must(w.plane.kill()) },
-		"plane down or up": func(*rapid.T) { w.plane.setDown(!w.plane.setDown(true)) },
-		"hangup":           func(*rapid.T) { g.must(w.plane.engine.Reload(context.Background())) },
-		"bad network": func(r *rapid.T) {
-			// Not what arrives late: a check of an earlier run of agentd would say that
-			// the machine had gone back.
-			bad := []fate{deliver, dropRequest, dropAnswer, hang}
-			f := rapid.SliceOfN(rapid.SampledFrom(bad), 1, 8).Draw(r, "fates")
-			w.net.mu.Lock()
-			w.net.fates = f
-			w.net.mu.Unlock()
-		},
-		"asleep": func(r *rapid.T) { some(r).killAll() },
-		"awake": func(r *rapid.T) {
-			if b := some(r); len(b.agents) == 0 {
-				w.start(b)
-			}
-		},
-		"crash at a step": func(r *rapid.T) {
-			if b := some(r); len(b.agents) > 0 {
-				p := b.agents[0].process
-				p.mu.Lock()
-				p.crashIn = rapid.IntRange(1, 16).Draw(r, "step")
-				p.mu.Unlock()
-				time.Sleep(32 * time.Second)
-				if b.reap() {
-					w.start(b)
-				}
-			}
-		},
-		"power cut": func(r *rapid.T) {
-			b := some(r)
-			images := b.disk.images()
-			b.killAll()
-			b.disk.cut(images[rapid.IntRange(0, len(images)-1).Draw(r, "survives")])
-			w.start(b)
-		},
-		"disk full or not": func(r *rapid.T) { w.harm(some(r), func(d *disk) { d.full = !d.full }) },
-		"": func(*rapid.T) {
-			synctest.Wait()
-			g.holds()
 		},
 	})
 	g.settle()
@@ -345,28 +252,7 @@ func runGate(r *rapid.T, w *world) {
 // holds what the plane has, also one that was left, and nothing else is accepted.
 func (g *gateRun) settle() {
 	w := g.world
-	w.plane.setDown(false)
-	w.net.mu.Lock()
-	w.net.fates = nil
-	w.net.mu.Unlock()
-	for _, b := range w.boxes {
-		w.harm(b, func(d *disk) { d.full = false })
-		b.killAll()
-		w.start(b)
-	}
-	var s rotation.State
-	for range 60 {
-		g.pass()
-		time.Sleep(15 * time.Second)
-		var err error
-		s, err = w.plane.store.RotationState(context.Background(), wire.MaterialGate)
-		g.must(err)
-	}
-	synctest.Wait()
-	g.holds()
-	if s.Running() {
-		g.r.Fatalf("the rotation does not end: %+v, %s", s.Run, w.plane.engine.Problem())
-	}
+	s := g.rotating.settle(func() {}, g.holds)
 	for _, b := range w.boxes {
 		st := b.agents[0].store.Status()
 		row := w.row(b.id)

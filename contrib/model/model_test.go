@@ -3,6 +3,7 @@ package model
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"strconv"
 	"testing"
@@ -104,23 +105,21 @@ func run(r *rapid.T, w *world) {
 			r.Fatal(err)
 		}
 	}
-	some := func(r *rapid.T) *box { return w.boxes[rapid.IntRange(0, len(w.boxes)-1).Draw(r, "machine")] }
 	for _, b := range w.boxes {
 		must(w.install(b, 0))
 		w.start(b)
 	}
-	r.Repeat(map[string]func(*rapid.T){
+	all := w.faults(16)
+	maps.Copy(all, actions{
 		"time passes": func(r *rapid.T) {
 			time.Sleep(rapid.SampledFrom([]time.Duration{time.Millisecond, time.Second, 11 * time.Second, 32 * time.Second, 70 * time.Second}).Draw(r, "for"))
 		},
 		"ask": func(r *rapid.T) {
-			w.ask(some(r))
+			w.ask(w.some(r))
 		},
 		"bad network": func(r *rapid.T) {
 			f := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, int(fates)-1), func(n int) fate { return fate(n) }), 1, 6).Draw(r, "fates")
-			w.net.mu.Lock()
-			w.net.fates = f
-			w.net.mu.Unlock()
+			w.spoil(f)
 		},
 		"what was held arrives": func(r *rapid.T) {
 			w.net.mu.Lock()
@@ -135,28 +134,8 @@ func run(r *rapid.T, w *world) {
 				must(w.plane.kill())
 			}
 		},
-		"plane down or up": func(r *rapid.T) { w.plane.setDown(!w.plane.setDown(true)) },
-		"crash at a step": func(r *rapid.T) {
-			if b := some(r); len(b.agents) > 0 {
-				p := b.agents[0].process
-				p.mu.Lock()
-				p.crashIn = rapid.IntRange(1, 16).Draw(r, "step")
-				p.mu.Unlock()
-				time.Sleep(32 * time.Second)
-				if b.reap() {
-					w.start(b)
-				}
-			}
-		},
-		"power cut": func(r *rapid.T) {
-			b := some(r)
-			images := b.disk.images()
-			b.killAll()
-			b.disk.cut(images[rapid.IntRange(0, len(images)-1).Draw(r, "survives")])
-			w.start(b)
-		},
 		"restart": func(r *rapid.T) {
-			b := some(r)
+			b := w.some(r)
 			for _, a := range b.agents {
 				a.end(true)
 			}
@@ -164,18 +143,17 @@ func run(r *rapid.T, w *world) {
 			w.start(b)
 		},
 		"second agent": func(r *rapid.T) {
-			if b := some(r); len(b.agents) < 2 {
+			if b := w.some(r); len(b.agents) < 2 {
 				w.start(b)
 			}
 		},
-		"disk full or not": func(r *rapid.T) { w.harm(some(r), func(d *disk) { d.full = !d.full }) },
-		"no more files":    func(r *rapid.T) { w.harm(some(r), func(d *disk) { d.unread = !d.unread }) },
+		"no more files": func(r *rapid.T) { w.harm(w.some(r), func(d *disk) { d.unread = !d.unread }) },
 		"install": func(r *rapid.T) {
-			must(w.install(some(r), rapid.IntRange(0, 24).Draw(r, "crash")))
+			must(w.install(w.some(r), rapid.IntRange(0, 24).Draw(r, "crash")))
 		},
 		"delete": func(r *rapid.T) {
 			if rapid.IntRange(0, 3).Draw(r, "meant") == 0 {
-				w.edit(some(r).id, store.Change{Delete: true})
+				w.edit(w.some(r).id, store.Change{Delete: true})
 			}
 		},
 		"": func(r *rapid.T) {
@@ -187,27 +165,14 @@ func run(r *rapid.T, w *world) {
 			must(w.thief(rows, false))
 		},
 	})
+	r.Repeat(all)
 	must(w.thief(w.look(), true))
 	settle(r, w)
 }
 
-func (w *world) harm(b *box, f func(*disk)) {
-	b.disk.mu.Lock()
-	defer b.disk.mu.Unlock()
-	f(b.disk)
-}
-
 // settle ends all faults. Then every machine gets back in by itself.
 func settle(r *rapid.T, w *world) {
-	w.plane.setDown(false)
-	w.net.mu.Lock()
-	w.net.fates, w.net.late = nil, nil
-	w.net.mu.Unlock()
-	for _, b := range w.boxes {
-		w.harm(b, func(d *disk) { d.full, d.unread = false, false })
-		b.killAll()
-		w.start(b)
-	}
+	w.heal()
 	time.Sleep(5 * time.Minute)
 	generations := map[string]int64{}
 	for _, b := range w.boxes {

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"flag"
 	"net/http"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -141,39 +139,7 @@ func TestNoScheduleLosesAMachineToAMove(t *testing.T) {
 }
 
 // moveRun is one schedule.
-type moveRun struct {
-	*world
-	r    *rapid.T
-	left map[string]bool
-}
-
-func (g *moveRun) must(err error) {
-	g.r.Helper()
-	if err != nil {
-		g.r.Fatal(err)
-	}
-}
-
-func (g *moveRun) state() rotation.State {
-	g.r.Helper()
-	s, err := g.plane.store.RotationState(context.Background(), wire.MaterialURL)
-	g.must(err)
-	return s
-}
-
-// steer is what a person does.
-func (g *moveRun) steer(f func(*rotation.State) ([]audit.Event, error)) {
-	g.r.Helper()
-	_, err := g.plane.store.Steer(context.Background(), wire.MaterialURL, secret.Digest{}, f)
-	for _, refused := range []error{rotation.ErrNone, rotation.ErrNarrowing, rotation.ErrOther, rotation.ErrUnsigned} {
-		if errors.Is(err, refused) {
-			return
-		}
-	}
-	if !errors.As(err, new(*rotation.VersionError)) {
-		g.must(err)
-	}
-}
+type moveRun struct{ *rotating }
 
 // sign makes a person's statement.
 func (g *moveRun) sign(version int64, url string) *rotation.Signing {
@@ -197,13 +163,6 @@ func (g *moveRun) before(s rotation.State) string {
 		return ""
 	}
 	return g.plane.place.Own()[i]
-}
-
-func (g *moveRun) pass() {
-	g.plane.engine.Pass(context.Background())
-	if g.plane.mortal.is {
-		g.must(g.plane.kill())
-	}
 }
 
 // owners come to every place that is open.
@@ -239,30 +198,14 @@ func (g *moveRun) holds() {
 }
 
 func runMove(r *rapid.T, w *world) {
-	g := &moveRun{w, r, map[string]bool{}}
-	some := func(r *rapid.T) *box { return w.boxes[rapid.IntRange(0, len(w.boxes)-1).Draw(r, "machine")] }
+	g := &moveRun{newRotating(r, w, wire.MaterialURL, rotation.ErrOther, rotation.ErrUnsigned)}
 	keys := artifact.Signers{dana.PublicKey()}.Format()
 	for _, b := range w.boxes {
 		g.must(w.install(b, 0))
 		g.must(credential.Replace(&process{disk: b.disk}, credential.SignersFile, keys))
 		w.start(b)
 	}
-	r.Repeat(map[string]func(*rapid.T){
-		"time passes": func(r *rapid.T) {
-			time.Sleep(rapid.SampledFrom([]time.Duration{time.Second, 11 * time.Second, 35 * time.Second, 2 * time.Minute}).Draw(r, "for"))
-		},
-		"the engine goes on": func(r *rapid.T) {
-			for range rapid.IntRange(1, 6).Draw(r, "passes") {
-				g.owners()
-				g.pass()
-				time.Sleep(rapid.SampledFrom([]time.Duration{time.Second, 40 * time.Second, 90 * time.Second}).Draw(r, "for"))
-			}
-		},
-		"the engine dies at a step": func(r *rapid.T) {
-			w.plane.mortal.in = rapid.IntRange(1, 9).Draw(r, "step")
-			g.pass()
-			w.plane.mortal.in = 0
-		},
+	g.repeat(24, g.owners, g.holds, actions{
 		"move": func(r *rapid.T) {
 			to := rapid.SampledFrom(places).Draw(r, "to")
 			if s := g.state(); !s.Running() && to != w.plane.place.Own()[0] {
@@ -279,57 +222,11 @@ func runMove(r *rapid.T, w *world) {
 			again := g.sign(s.High+1, url)
 			g.steer(func(s *rotation.State) ([]audit.Event, error) { return s.Abort("person:dana", again, time.Now()) })
 		},
-		"leave": func(r *rapid.T) {
-			b := some(r)
-			g.left[b.id] = true
-			g.steer(func(s *rotation.State) ([]audit.Event, error) {
-				return s.Leave("person:dana", []string{b.id}, time.Now())
-			})
-		},
 		"a place goes or comes": func(r *rapid.T) {
 			host := hostOf(rapid.SampledFrom(places).Draw(r, "place"))
 			w.net.mu.Lock()
 			w.net.doors[host] = !w.net.doors[host]
 			w.net.mu.Unlock()
-		},
-		"plane killed":     func(*rapid.T) { g.must(w.plane.kill()) },
-		"plane down or up": func(*rapid.T) { w.plane.setDown(!w.plane.setDown(true)) },
-		"hangup":           func(*rapid.T) { g.must(w.plane.engine.Reload(context.Background())) },
-		"bad network": func(r *rapid.T) {
-			f := rapid.SliceOfN(rapid.SampledFrom([]fate{deliver, dropRequest, dropAnswer, hang}), 1, 8).Draw(r, "fates")
-			w.net.mu.Lock()
-			w.net.fates = f
-			w.net.mu.Unlock()
-		},
-		"asleep": func(r *rapid.T) { some(r).killAll() },
-		"awake": func(r *rapid.T) {
-			if b := some(r); len(b.agents) == 0 {
-				w.start(b)
-			}
-		},
-		"crash at a step": func(r *rapid.T) {
-			if b := some(r); len(b.agents) > 0 {
-				p := b.agents[0].process
-				p.mu.Lock()
-				p.crashIn = rapid.IntRange(1, 24).Draw(r, "step")
-				p.mu.Unlock()
-				time.Sleep(32 * time.Second)
-				if b.reap() {
-					w.start(b)
-				}
-			}
-		},
-		"power cut": func(r *rapid.T) {
-			b := some(r)
-			images := b.disk.images()
-			b.killAll()
-			b.disk.cut(images[rapid.IntRange(0, len(images)-1).Draw(r, "survives")])
-			w.start(b)
-		},
-		"disk full or not": func(r *rapid.T) { w.harm(some(r), func(d *disk) { d.full = !d.full }) },
-		"": func(*rapid.T) {
-			synctest.Wait()
-			g.holds()
 		},
 	})
 	g.settle()
@@ -339,27 +236,7 @@ func runMove(r *rapid.T, w *world) {
 // also one that was left, is where the plane is, and checks there.
 func (g *moveRun) settle() {
 	w := g.world
-	w.plane.setDown(false)
-	w.net.mu.Lock()
-	w.net.fates, w.net.doors = nil, map[string]bool{}
-	w.net.mu.Unlock()
-	for _, b := range w.boxes {
-		w.harm(b, func(d *disk) { d.full = false })
-		b.killAll()
-		w.start(b)
-	}
-	var s rotation.State
-	for range 60 {
-		g.owners()
-		g.pass()
-		time.Sleep(15 * time.Second)
-		s = g.state()
-	}
-	synctest.Wait()
-	g.holds()
-	if s.Running() {
-		g.r.Fatalf("the move does not end: %+v, %s", s.Run, w.plane.engine.Problem())
-	}
+	s := g.rotating.settle(g.owners, g.holds)
 	at := w.plane.place.Current()
 	for _, b := range w.boxes {
 		row, st := w.row(b.id), b.agents[0].store.Status()
