@@ -37,6 +37,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -161,7 +162,7 @@ func (f *Files) Stat(p string, follow bool) (*wire.FileInfo, error) {
 
 func (f *Files) describe(at string, st fs.FileInfo) *wire.FileInfo {
 	i := &wire.FileInfo{Name: wire.Bytes(path.Base(at)), Path: wire.Bytes(at), Type: kind(st.Mode()), Size: st.Size(),
-		Mode: fmt.Sprintf("%04o", permissions(st.Mode())), ModifiedAt: wire.Time{Time: st.ModTime()}, ETag: etag(st)}
+		Mode: fmt.Sprintf("%04o", durable.Permissions(st.Mode())), ModifiedAt: wire.Time{Time: st.ModTime()}, ETag: etag(st)}
 	if s, ok := st.Sys().(*syscall.Stat_t); ok {
 		i.UID, i.GID = int(s.Uid), int(s.Gid)
 	}
@@ -187,36 +188,6 @@ func kind(m fs.FileMode) string {
 		return wire.FileSocket
 	}
 	return wire.FileDevice
-}
-
-// permissions are the twelve bits of chmod(2).
-func permissions(m fs.FileMode) uint32 {
-	p := uint32(m.Perm())
-	if m&fs.ModeSetuid != 0 {
-		p |= 0o4000
-	}
-	if m&fs.ModeSetgid != 0 {
-		p |= 0o2000
-	}
-	if m&fs.ModeSticky != 0 {
-		p |= 0o1000
-	}
-	return p
-}
-
-// mode is the inverse of permissions.
-func mode(p uint32) fs.FileMode {
-	m := fs.FileMode(p & 0o777)
-	if p&0o4000 != 0 {
-		m |= fs.ModeSetuid
-	}
-	if p&0o2000 != 0 {
-		m |= fs.ModeSetgid
-	}
-	if p&0o1000 != 0 {
-		m |= fs.ModeSticky
-	}
-	return m
 }
 
 // etag changes when the name leads to another file, or the file's content or

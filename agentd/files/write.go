@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -132,7 +133,7 @@ func parseMode(s string) (*fs.FileMode, error) {
 	if err != nil || n > 0o7777 {
 		return nil, refuse(wire.CodeBadRequest, "a mode is octal, as 0644")
 	}
-	m := mode(uint32(n))
+	m := durable.Mode(uint32(n))
 	return &m, nil
 }
 
@@ -200,12 +201,12 @@ func (w *writing) compare() error {
 func (w *writing) dress(file *os.File, st fs.FileInfo) error {
 	perm := 0o666 &^ w.files.Umask
 	if st != nil {
-		perm = mode(permissions(st.Mode()))
+		perm = durable.Mode(durable.Permissions(st.Mode()))
 		if err := w.own(file, st); err != nil {
 			return err
 		}
 		if old, err := w.files.Tree.OpenFile(w.at, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_NOFOLLOW, 0); err == nil {
-			copyAttributes(old, file)
+			durable.CopyAttributes(old, file)
 			old.Close()
 		}
 	}

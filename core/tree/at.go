@@ -2,7 +2,6 @@ package tree
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"time"
 
@@ -130,18 +129,4 @@ type version struct {
 
 func versionOf(st *unix.Stat_t) version {
 	return version{uint64(st.Dev), uint64(st.Ino), st.Size, mtimeOf(st), ctimeOf(st)}
-}
-
-func fileMode(perm uint32) fs.FileMode {
-	m := fs.FileMode(perm & 0o777)
-	if perm&0o4000 != 0 {
-		m |= fs.ModeSetuid
-	}
-	if perm&0o2000 != 0 {
-		m |= fs.ModeSetgid
-	}
-	if perm&0o1000 != 0 {
-		m |= fs.ModeSticky
-	}
-	return m
 }

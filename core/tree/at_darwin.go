@@ -2,7 +2,6 @@ package tree
 
 import (
 	"errors"
-	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,8 +13,5 @@ const (
 	seekHole = 3 // SEEK_HOLE of sys/unistd.h
 	seekData = 4
 )
-
-// copyAttributes copies nothing where they are of another kind than linux's.
-func copyAttributes(_, _ *os.File) {}
 
 func isDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -115,7 +116,7 @@ func (r *Receiver) makeDir(up *os.File, name string, mode uint32) (_ *os.File, k
 		return nil, false, err
 	}
 	if made {
-		if err := fd.Chmod(fileMode(mode | 0o700)); err != nil {
+		if err := fd.Chmod(durable.Mode(mode | 0o700)); err != nil {
 			fd.Close()
 			return nil, false, err
 		}
@@ -124,7 +125,7 @@ func (r *Receiver) makeDir(up *os.File, name string, mode uint32) (_ *os.File, k
 	if r.o.Again { // an attempt before may have made it
 		st, err := statFile(fd)
 		if perm := permOf(st) & 0o777; err == nil && (perm == mode || perm == mode|0o700) {
-			return fd, false, fd.Chmod(fileMode(mode | 0o700))
+			return fd, false, fd.Chmod(durable.Mode(mode | 0o700))
 		}
 	}
 	return fd, true, nil
@@ -168,7 +169,7 @@ func (r *Receiver) closeDir(d *inDir) error {
 	}
 	err := setTimeAt(d.fd, ".", d.mtime)
 	if d.mode&0o700 != 0o700 {
-		err = errors.Join(err, d.fd.Chmod(fileMode(d.mode)))
+		err = errors.Join(err, d.fd.Chmod(durable.Mode(d.mode)))
 	}
 	if err != nil {
 		return r.fail(d.path, err)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fleet.example/fleet/core/durable"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -76,13 +77,13 @@ func place(dir, file *os.File, tmp, name string, mode uint32, mtime int64, old *
 		}
 		if was, st, err := openRegularAt(dir, name); err == nil {
 			if st.Ino == old.Ino {
-				copyAttributes(was, file)
+				durable.CopyAttributes(was, file)
 			}
 			was.Close()
 		}
 	}
 	if mode != 0o600 || old != nil {
-		if err := file.Chmod(fileMode(mode)); err != nil { // after the owner: a change takes setuid away
+		if err := file.Chmod(durable.Mode(mode)); err != nil { // after the owner: a change takes setuid away
 			return err
 		}
 	}

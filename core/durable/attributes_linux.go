@@ -1,4 +1,4 @@
-package files
+package durable
 
 import (
 	"os"
@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyAttributes gives a file what else the old one had: access lists, labels
-// and what users set. What the account may not set, or the file system does not
-// keep, is left out.
-func copyAttributes(from, to *os.File) {
+// CopyAttributes gives a file what else the one that it is to replace has: access
+// lists, labels and what users set. What the account may not set, or the file
+// system does not keep, is left out.
+func CopyAttributes(from, to *os.File) {
 	names := make([]byte, 64<<10) // XATTR_LIST_MAX
 	n, err := unix.Flistxattr(int(from.Fd()), names)
 	if err != nil {
