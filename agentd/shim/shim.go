@@ -75,7 +75,7 @@ func Main() int {
 	again, others := heed()
 	syscall.CloseOnExec(ReadyFD) // the command must not hold it
 	ready := os.NewFile(ReadyFD, "ready")
-	in := bufio.NewReader(os.Stdin)
+	in := bufio.NewReader(sessions())
 	for n := 1; ; n++ {
 		cfg, err := readConfig(in)
 		if errors.Is(err, errNoSession) {
@@ -105,6 +105,13 @@ func Main() int {
 			return 0
 		}
 	}
+}
+
+// sessions is where sessions come from, with the poller waiting for them: see
+// awaitExit.
+func sessions() *os.File {
+	syscall.SetNonblock(0, true)
+	return os.NewFile(0, "sessions")
 }
 
 // heed takes signals over. HUP asks for the socket to be made again, when

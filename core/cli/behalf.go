@@ -20,9 +20,9 @@ import (
 // other may do nothing and say nothing; from then on the process can go on by
 // itself wherever the other stops.
 type Behalf interface {
-	// Begin is called once everything is ready, with the session that is started
-	// next.
-	Begin(ctx context.Context, session string) error
+	// Begin is called once everything is ready, and returns the id of the session
+	// that is started next.
+	Begin(ctx context.Context) (session string, err error)
 	// SessionErr is where the session's standard error goes. What is fleet's goes
 	// to the call's, so that the session's output can be counted.
 	SessionErr() io.Writer
@@ -51,10 +51,11 @@ func begin(ctx context.Context, b Behalf, a *agentclient.Client, req *wire.Sessi
 	if err := a.Ready(ctx); err != nil {
 		return err
 	}
-	req.ID = wire.NewSessionID()
-	if err := b.Begin(ctx, req.ID); err != nil {
+	session, err := b.Begin(ctx)
+	if err != nil {
 		return err
 	}
+	req.ID = session
 	at.Stderr = b.SessionErr()
 	say := at.Lost
 	at.Lost = func(from, to int64) {

@@ -17,6 +17,7 @@ import (
 	"fleet.example/fleet/core/quick"
 	"fleet.example/fleet/core/quickserver"
 	"fleet.example/fleet/core/sshconfig"
+	"fleet.example/fleet/core/wire"
 )
 
 // quickCalls does commands that fronts hand over.
@@ -49,7 +50,7 @@ func listenQuick(socket string, getenv func(string) string) (*net.UnixListener, 
 }
 
 func (q *quickCalls) run(ctx context.Context, c *quickserver.Call) int {
-	if !q.same(c.Request) {
+	if !wire.IsSessionID(c.Session) || !q.same(c.Request) {
 		return 0 // it was not begun
 	}
 	std := command.IO{Stdin: strings.NewReader(""), Stdout: c.Writer(quick.Stdout), Stderr: c.Writer(quick.Notice), Getenv: c.Getenv, Notify: c.Notify}
@@ -83,5 +84,7 @@ func ours(environ []string) []string {
 }
 
 type behalf struct{ *quickserver.Call }
+
+func (b behalf) Begin(ctx context.Context) (string, error) { return b.Session, b.Call.Begin(ctx) }
 
 func (b behalf) SessionErr() io.Writer { return b.Writer(quick.Stderr) }

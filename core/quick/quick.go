@@ -6,15 +6,17 @@
 // ago, and writes what comes back.
 //
 // What it holds to:
-//   - Either the whole command is done here, or nothing of it: until the other
-//     side has named the session that it is about to start, and has been told to
-//     go on, nothing was done, and whatever is amiss has the program go on as if
-//     this package were not there. Errors are therefore never this package's:
-//     the program finds them again, and says them.
-//   - A command that was begun is brought to its end. When the other side goes
-//     away, the program goes on from the byte of output that was written last:
-//     the session's id was known before the session was, so that starting it
-//     again joins it.
+//   - The other side says that it begins before it does, and nothing of the
+//     command is done until it has said so and that is where this side reads
+//     it. When it declines instead, or ends without that word, the program goes
+//     on as if this package were not there. Errors are therefore never this
+//     package's: the program finds them again, and says them.
+//   - A command that was begun, or perhaps was, is brought to its end and done
+//     once. When the other side goes away, the program goes on from the byte of
+//     output that was written last: the session's id is made here, before the
+//     command is handed over, and starting a session again joins it.
+//   - Signals are taken over while the other side gets ready, and it begins
+//     after that. A signal that finds nothing begun is this process's own again.
 //   - One piece of output is under way at a time, and what became of writing it
 //     is told before the next: a pipe that nobody reads, and a terminal that is
 //     stopped, are noticed over there as they would be here.
@@ -26,9 +28,12 @@ package quick
 
 import (
 	"errors"
+	"io"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,8 +42,8 @@ import (
 
 // Frames that the server sends.
 const (
-	Session = 's' // the session that is about to be started: its id
-	Decline = 'd' // nothing was done
+	Begin   = 'b' // the session is about to be started
+	Decline = 'd' // nothing was done, and nothing will be
 	Stdout  = 'o' // output of the session
 	Stderr  = 'e'
 	Notice  = 'n' // words of fleet's, for standard error
@@ -48,12 +53,12 @@ const (
 
 // Frames that the front sends.
 const (
-	Go     = 'g' // start the session
+	Go     = 'g' // the session may be started
 	Done   = 'a' // what the last output was for was written: an errno in 2 bytes
 	Signal = 'k' // 2 bytes
 )
 
-// First is the time that the other side may take until it names the session.
+// First is the time that the other side may take until it begins.
 // Beyond it a person is better served by a program that says what it waits for.
 const First = 3 * time.Second
 
@@ -99,6 +104,7 @@ type attempt struct {
 	program        string
 	stdout, stderr *os.File
 	session        string
+	begun          atomic.Bool
 	at             int64 // offset of the next output
 }
 
@@ -112,12 +118,14 @@ func (a *attempt) run() (exit int, done bool, goOn []string) {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE)
 	if a.conn.send(Go, nil) != nil {
 		signal.Stop(signals)
+		close(signals)
+		raise(signals)
 		return 0, false, a.args
 	}
-	relayed := make(chan struct{})
+	early, relayed := make(chan os.Signal, 1), make(chan struct{})
 	go func() {
 		defer close(relayed)
-		a.relay(signals)
+		a.relay(signals, early)
 	}()
 	exit, err := a.follow()
 	if err == nil {
@@ -126,41 +134,69 @@ func (a *attempt) run() (exit int, done bool, goOn []string) {
 	signal.Stop(signals)
 	close(signals)
 	<-relayed
+	if !a.begun.Load() {
+		close(early)
+		raise(early)
+		if errors.Is(err, errDeclined) || errors.Is(err, io.EOF) {
+			return 0, false, a.args
+		}
+	}
 	rejoin := a.session + "@" + strconv.FormatInt(a.at, 10)
 	return 0, false, append([]string{a.args[0], "exec", a.args[2], "--" + RejoinFlag, rejoin}, a.args[3:]...)
 }
 
+// raise has this process meet the signals that it took over for a command that
+// was not begun.
+func raise(signals <-chan os.Signal) {
+	for s := range signals {
+		if n, ok := s.(syscall.Signal); ok && n != syscall.SIGPIPE {
+			syscall.Kill(syscall.Getpid(), n)
+		}
+	}
+}
+
 // RejoinFlag is the flag of `fleet exec` that takes SESSION@OFFSET of a command
-// that was begun and whose output was written up to there.
+// that was begun, or may have been, and whose output was written up to there.
 const RejoinFlag = "rejoin"
 
-// ask hands the command over and reports whether it is about to be done.
+// ask hands the command over.
 func (a *attempt) ask() bool {
 	dir, err := os.Getwd()
 	if err != nil {
 		dir = "/"
 	}
-	req := Request{Args: a.args, Environ: os.Environ(), Dir: dir, Program: a.program}
+	a.session = newSession()
+	req := Request{Session: a.session, Args: a.args, Environ: os.Environ(), Dir: dir, Program: a.program}
 	b, err := req.append(nil)
-	if err != nil || a.conn.write(b) != nil {
-		return false
-	}
-	kind, p, err := a.conn.next()
-	if err != nil || kind != Session || len(p) == 0 || len(p) > maxID {
-		return false
-	}
-	a.session = string(p)
-	return a.conn.patient() == nil
+	return err == nil && a.conn.write(b) == nil
 }
 
-// relay passes signals on until there are no more. The second that asks for an
-// end has the other side let go of the command; if it does not, this side does.
-func (a *attempt) relay(signals <-chan os.Signal) {
+// newSession makes an id as wire.NewSessionID does.
+func newSession() string {
+	const letters = "abcdefghijklmnopqrstuvwxyz234567"
+	id := []byte("s_0123456789")
+	for i, n := 2, rand.Uint64(); i < len(id); i++ {
+		id[i] = letters[n&31]
+		n >>= 5
+	}
+	return string(id)
+}
+
+// relay passes signals on until there are no more, and the first that comes
+// before the command is begun to early, too. The second that asks for an end has
+// the other side let go of the command; if it does not, this side does.
+func (a *attempt) relay(signals <-chan os.Signal, early chan<- os.Signal) {
 	ends := 0
 	for s := range signals {
 		n, ok := s.(syscall.Signal)
 		if !ok || n == syscall.SIGPIPE {
 			continue
+		}
+		if !a.begun.Load() {
+			select {
+			case early <- s:
+			default:
+			}
 		}
 		if ends++; ends == 2 {
 			time.AfterFunc(patience, func() {
@@ -172,8 +208,23 @@ func (a *attempt) relay(signals <-chan os.Signal) {
 	}
 }
 
+var errDeclined = errors.New("declined")
+
 // follow writes what comes until the command's exit code does.
 func (a *attempt) follow() (exit int, err error) {
+	kind, _, err := a.conn.next()
+	switch {
+	case err != nil:
+		return 0, err
+	case kind == Decline:
+		return 0, errDeclined
+	case kind != Begin:
+		return 0, errFrame
+	}
+	a.begun.Store(true)
+	if err := a.conn.patient(); err != nil {
+		return 0, err
+	}
 	for {
 		kind, p, err := a.conn.next()
 		if err != nil {

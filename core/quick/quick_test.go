@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"fleet.example/fleet/core/state"
+	"fleet.example/fleet/core/wire"
 )
 
 var words = []string{"fleet", "exec", "box", "--", "echo", "--rejoin", "a b\x00"}
@@ -23,10 +25,16 @@ var words = []string{"fleet", "exec", "box", "--", "echo", "--rejoin", "a b\x00"
 // returns what became of it and of its output.
 func served(t *testing.T, serve func(t *testing.T, c net.Conn)) (exit int, done bool, goOn []string, out, errOut string) {
 	t.Helper()
+	return servedWithin(t, time.Minute, serve) // it is not the time that is tested
+}
+
+func servedWithin(t *testing.T, first time.Duration, serve func(t *testing.T, c net.Conn)) (exit int, done bool, goOn []string, out, errOut string) {
+	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	var session string
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -35,14 +43,17 @@ func served(t *testing.T, serve func(t *testing.T, c net.Conn)) (exit int, done 
 			return
 		}
 		defer c.Close()
-		if req, err := ReadRequest(c); err != nil || !cmp.Equal(req.Args, words) || req.Getenv("HOME") != os.Getenv("HOME") {
+		req, err := ReadRequest(c)
+		if err != nil || !wire.IsSessionID(req.Session) || !cmp.Equal(req.Args, words) || req.Getenv("HOME") != os.Getenv("HOME") {
 			t.Errorf("%+v, %v", req, err)
+			return
 		}
+		session = req.Session
 		serve(t, c)
 	}()
 	c, err := dial(l.Addr().String())
 	if err == nil {
-		err = limit(c.fd, syscall.SO_RCVTIMEO, time.Minute) // it is not the time that is tested
+		err = limit(c.fd, syscall.SO_RCVTIMEO, first)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -59,6 +70,9 @@ func served(t *testing.T, serve func(t *testing.T, c net.Conn)) (exit int, done 
 	syscall.Close(c.fd)
 	<-ended
 	l.Close()
+	for i := range goOn {
+		goOn[i] = strings.Replace(goOn[i], session+"@", id+"@", 1)
+	}
 	text := func(f *os.File) string {
 		b, err := os.ReadFile(f.Name())
 		if err != nil {
@@ -87,12 +101,13 @@ func expect(t *testing.T, c net.Conn, kind byte, p string) {
 	}
 }
 
+// id stands for the one that the front makes.
 const id = "s_abcdefghij"
 
 func TestACommandIsDoneOverThere(t *testing.T) {
 	exit, done, _, out, errOut := served(t, func(t *testing.T, c net.Conn) {
-		send(t, c, Session, id)
 		expect(t, c, Go, "")
+		send(t, c, Begin, "")
 		for _, f := range []struct {
 			kind byte
 			text string
@@ -107,20 +122,60 @@ func TestACommandIsDoneOverThere(t *testing.T) {
 	}
 }
 
-// Until the session was named and the word given, the program does the command.
+// Until the other side has said that it begins, the program does the command.
 func TestWhatWasNotBegunIsLeftToTheProgram(t *testing.T) {
 	for name, serve := range map[string]func(*testing.T, net.Conn){
-		"declined": func(t *testing.T, c net.Conn) { send(t, c, Decline, "") },
-		"gone":     func(*testing.T, net.Conn) {},
-		"garbled":  func(t *testing.T, c net.Conn) { c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) },
-		"too long": func(t *testing.T, c net.Conn) { send(t, c, Session, strings.Repeat("s", maxID+1)) },
-		"unnamed":  func(t *testing.T, c net.Conn) { send(t, c, Session, "") },
-		"eager":    func(t *testing.T, c net.Conn) { send(t, c, Stdout, "x") },
+		"declined": func(t *testing.T, c net.Conn) { send(t, c, Decline, ""); expect(t, c, Go, "") },
+		"gone":     func(t *testing.T, c net.Conn) { expect(t, c, Go, "") },
 	} {
 		exit, done, goOn, out, errOut := served(t, serve)
 		if exit != 0 || done || !cmp.Equal(goOn, words) || out+errOut != "" {
 			t.Errorf("%s: %d, %v, %q, %q", name, exit, done, goOn, out+errOut)
 		}
+	}
+}
+
+// Where it cannot be told whether the session was begun, the program joins it,
+// or begins it under its name.
+func TestWhatMayHaveBeenBegunIsRejoined(t *testing.T) {
+	want := append([]string{"fleet", "exec", "box", "--rejoin", id + "@0"}, words[3:]...)
+	for name, serve := range map[string]func(*testing.T, net.Conn){
+		"garbled": func(t *testing.T, c net.Conn) {
+			c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			expect(t, c, Go, "")
+		},
+		"torn":  func(t *testing.T, c net.Conn) { c.Write([]byte{Begin, 0}); expect(t, c, Go, "") },
+		"eager": func(t *testing.T, c net.Conn) { send(t, c, Stdout, "x"); expect(t, c, Go, "") },
+	} {
+		exit, done, goOn, out, errOut := served(t, serve)
+		if exit != 0 || done || !cmp.Equal(goOn, want) || out+errOut != "" {
+			t.Errorf("%s: %d, %v, %q, %q", name, exit, done, goOn, out+errOut)
+		}
+	}
+	_, done, goOn, _, _ := servedWithin(t, time.Millisecond, func(_ *testing.T, c net.Conn) { io.Copy(io.Discard, c) })
+	if done || !cmp.Equal(goOn, want) {
+		t.Errorf("silent: %v, %q", done, goOn)
+	}
+}
+
+// A signal that comes while the other side gets ready is met by this process,
+// when nothing was begun.
+func TestASignalBeforeTheBeginningEndsTheProgram(t *testing.T) {
+	if os.Getenv("QUICK_TEST_SIGNALLED") != "" {
+		served(t, func(t *testing.T, c net.Conn) {
+			expect(t, c, Go, "")
+			syscall.Kill(os.Getpid(), syscall.SIGTERM)
+			expect(t, c, Signal, "\x00\x0f")
+			send(t, c, Decline, "")
+		})
+		select {} // the signal is on its way
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=1m")
+	cmd.Env = append(os.Environ(), "QUICK_TEST_SIGNALLED=1")
+	out, err := cmd.CombinedOutput()
+	var ended *exec.ExitError
+	if !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
@@ -145,13 +200,13 @@ func TestACommandWhoseServerEndsIsRejoined(t *testing.T) {
 			expect(t, c, Done, "\x00\x00")
 		}, "4294967297"},
 		"in the middle of a frame": {func(t *testing.T, c net.Conn) { c.Write([]byte{Stdout, 0, 0, 0, 9, 'x'}) }, "0"},
-		"garbled":                  {func(t *testing.T, c net.Conn) { send(t, c, Session, "again") }, "0"},
+		"garbled":                  {func(t *testing.T, c net.Conn) { send(t, c, Begin, "again") }, "0"},
 		"oversized":                {func(t *testing.T, c net.Conn) { c.Write([]byte{Stdout, 0xff, 0xff, 0xff, 0xff}) }, "0"},
 		"no exit code":             {func(t *testing.T, c net.Conn) { send(t, c, Exit, "") }, "0"},
 	} {
 		_, done, goOn, _, _ := served(t, func(t *testing.T, conn net.Conn) {
-			send(t, conn, Session, id)
 			expect(t, conn, Go, "")
+			send(t, conn, Begin, "")
 			c.serve(t, conn)
 		})
 		want := append([]string{"fleet", "exec", "box", "--rejoin", id + "@" + c.at}, words[3:]...)
@@ -221,7 +276,7 @@ func TestTheSocketStandsWhereStateHasItsSockets(t *testing.T) {
 }
 
 func FuzzReadRequest(f *testing.F) {
-	b, err := Request{Args: words, Environ: []string{"A=b", "HOME=/x"}, Dir: "/", Program: "/bin/fleet"}.append(nil)
+	b, err := Request{Session: id, Args: words, Environ: []string{"A=b", "HOME=/x"}, Dir: "/", Program: "/bin/fleet"}.append(nil)
 	if err != nil {
 		f.Fatal(err)
 	}

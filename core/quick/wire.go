@@ -7,17 +7,17 @@ import (
 )
 
 const (
-	magic = "fleetq/1"
+	magic = "fleetq/2"
 	// maxRequest bounds a request, in bytes. Who has a larger environment goes
 	// the long way.
 	maxRequest = 512 << 10
 	// MaxFrame bounds a frame's payload, in bytes.
 	MaxFrame = 64 << 10
-	maxID    = 64
 )
 
 // Request is a command that is handed over.
 type Request struct {
+	Session string // the id of the session that it is to be
 	Args    []string
 	Environ []string
 	Dir     string // the working directory
@@ -28,13 +28,13 @@ type Request struct {
 var ErrRequest = errors.New("malformed request")
 
 func (r Request) append(b []byte) ([]byte, error) {
-	n := listSize(r.Args) + listSize(r.Environ) + 4 + len(r.Dir) + 4 + len(r.Program)
+	n := 4 + len(r.Session) + listSize(r.Args) + listSize(r.Environ) + 4 + len(r.Dir) + 4 + len(r.Program)
 	if n > maxRequest {
 		return nil, ErrRequest
 	}
 	b = slices.Grow(b, len(magic)+4+n)
 	b = appendSize(append(b, magic...), n)
-	b = appendList(appendList(b, r.Args), r.Environ)
+	b = appendList(appendList(appendText(b, r.Session), r.Args), r.Environ)
 	return appendText(appendText(b, r.Dir), r.Program), nil
 }
 
@@ -61,7 +61,7 @@ func ReadRequest(r io.Reader) (*Request, error) {
 		return nil, err
 	}
 	d := decoder{b: b}
-	req := &Request{Args: d.list(), Environ: d.list(), Dir: d.text(), Program: d.text()}
+	req := &Request{Session: d.text(), Args: d.list(), Environ: d.list(), Dir: d.text(), Program: d.text()}
 	if d.bad || len(d.b) > 0 {
 		return nil, ErrRequest
 	}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -31,6 +32,8 @@ const (
 	sendTime = 10 * time.Second
 	// maxEarly bounds what is kept of notices until the command begins, in bytes.
 	maxEarly = 32 << 10
+	// maxWaiting bounds how many signals wait for the command to ask for them.
+	maxWaiting = 4
 	// acceptAgain is the time between two tries to accept a client.
 	acceptAgain = 50 * time.Millisecond
 )
@@ -119,9 +122,10 @@ type Call struct {
 	early []byte     // notices from before Begin
 	begun atomic.Bool
 
-	sigMu sync.Mutex
-	sigs  map[chan<- os.Signal][]os.Signal
-	hung  bool // the client has gone, and who asks for signals hears so
+	sigMu   sync.Mutex
+	sigs    map[chan<- os.Signal][]os.Signal
+	waiting []os.Signal // they came before anybody asked for any
+	hung    bool        // the client has gone, and who asks for signals hears so
 }
 
 // ErrDeclined is what the command ends with when it is to be done by the client
@@ -164,14 +168,22 @@ func (c *Call) read() {
 func (c *Call) deliver(s os.Signal) {
 	c.sigMu.Lock()
 	defer c.sigMu.Unlock()
+	if c.sigs == nil {
+		if len(c.waiting) < maxWaiting {
+			c.waiting = append(c.waiting, s)
+		}
+		return
+	}
 	for to, wanted := range c.sigs {
-		for _, w := range wanted {
-			if w == s {
-				select {
-				case to <- s:
-				default:
-				}
-			}
+		pass(s, to, wanted)
+	}
+}
+
+func pass(s os.Signal, to chan<- os.Signal, wanted []os.Signal) {
+	if slices.Contains(wanted, s) {
+		select {
+		case to <- s:
+		default:
 		}
 	}
 }
@@ -202,6 +214,10 @@ func (c *Call) Notify(to chan<- os.Signal, sigs ...os.Signal) (stop func()) {
 		c.sigs = map[chan<- os.Signal][]os.Signal{}
 	}
 	c.sigs[to] = sigs
+	for _, s := range c.waiting {
+		pass(s, to, sigs)
+	}
+	c.waiting = nil
 	if c.hung {
 		hangUp(to)
 	}
@@ -212,36 +228,26 @@ func (c *Call) Notify(to chan<- os.Signal, sigs ...os.Signal) (stop func()) {
 	}
 }
 
-// Begin names the session that is about to be started and waits until the client
-// knows it. With an error, nothing may be started.
-func (c *Call) Begin(ctx context.Context, session string) error {
-	c.mu.Lock()
-	err := c.send(quick.Session, []byte(session))
-	c.mu.Unlock()
-	if err != nil {
-		return err
-	}
+// Begin waits until the session may be started and says that it is about to be.
+// With an error, nothing may be started.
+func (c *Call) Begin(ctx context.Context) error {
 	select {
 	case <-c.goOn:
 	case <-c.gone:
-		err = net.ErrClosed
+		return net.ErrClosed
 	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	select {
-	case <-c.goOn: // it said so before it went
-	default:
-		return err
+		return ctx.Err()
 	}
 	c.mu.Lock()
+	err := c.send(quick.Begin, nil)
 	early := c.early
 	c.early = nil
-	c.begun.Store(true)
+	c.begun.Store(err == nil)
 	c.mu.Unlock()
-	if len(early) > 0 {
+	if err == nil && len(early) > 0 {
 		c.Writer(quick.Notice).Write(early)
 	}
-	return nil
+	return err
 }
 
 // Begun reports whether Begin has succeeded.

@@ -54,10 +54,10 @@ func text(b []byte, list ...string) []byte {
 // request hands over a command of the given words.
 func (c *client) request(words ...string) {
 	c.t.Helper()
-	body := text(binary.BigEndian.AppendUint32(nil, uint32(len(words))), words...)
+	body := text(binary.BigEndian.AppendUint32(text(nil, "s_1"), uint32(len(words))), words...)
 	body = text(binary.BigEndian.AppendUint32(body, 1), "HOME=/home/x")
 	body = text(body, "/dir", "/bin/fleet")
-	if _, err := c.Write(text([]byte("fleetq/1"), string(body))); err != nil {
+	if _, err := c.Write(text([]byte("fleetq/2"), string(body))); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -79,13 +79,13 @@ func (c *client) expect(kind byte, p string) {
 
 func TestACommandIsBegunWhenItsClientSaysSo(t *testing.T) {
 	c := start(t, func(ctx context.Context, c *Call) int {
-		if c.Getenv("HOME") != "/home/x" || c.Dir != "/dir" || len(c.Args) != 2 {
+		if c.Getenv("HOME") != "/home/x" || c.Dir != "/dir" || len(c.Args) != 2 || c.Session != "s_1" {
 			t.Errorf("%+v", c.Request)
 		}
 		if _, err := c.Writer(quick.Stderr).Write([]byte("too early")); !errors.Is(err, ErrDeclined) || c.Begun() {
 			t.Error(err)
 		}
-		if err := c.Begin(ctx, "s_1"); err != nil || !c.Begun() {
+		if err := c.Begin(ctx); err != nil || !c.Begun() {
 			t.Error(err)
 		}
 		n, err := c.Writer(quick.Stdout).Write(bytes.Repeat([]byte("x"), quick.MaxFrame+1))
@@ -100,8 +100,8 @@ func TestACommandIsBegunWhenItsClientSaysSo(t *testing.T) {
 		return 300 & 0xff
 	})
 	c.request("fleet", "exec")
-	c.expect(quick.Session, "s_1")
 	c.send(quick.Go, "")
+	c.expect(quick.Begin, "")
 	c.expect(quick.Stdout, string(bytes.Repeat([]byte("x"), quick.MaxFrame)))
 	c.send(quick.Done, "\x00\x00")
 	c.expect(quick.Stdout, "x")
@@ -118,15 +118,14 @@ func TestWhatWasNotBegunIsDeclined(t *testing.T) {
 	c.expect(quick.Decline, "")
 }
 
-// A client that did not wait for the session's name must not have it started.
+// A client that did not say that it is ready must not have anything started.
 func TestAClientThatLeftHasNothingStarted(t *testing.T) {
 	begun := make(chan error, 1)
 	c := start(t, func(ctx context.Context, c *Call) int {
-		begun <- c.Begin(ctx, "s_1")
+		begun <- c.Begin(ctx)
 		return 0
 	})
 	c.request("fleet")
-	c.expect(quick.Session, "s_1")
 	c.Close()
 	if err := <-begun; err == nil {
 		t.Error("it was begun")
@@ -142,7 +141,7 @@ func TestSignalsAndTheEndOfTheClientArePassedOn(t *testing.T) {
 		if _, err := c.Writer(quick.Notice).Write([]byte("early")); err != nil {
 			t.Error(err)
 		}
-		if err := c.Begin(ctx, "s_1"); err != nil {
+		if err := c.Begin(ctx); err != nil {
 			t.Error(err)
 		}
 		close(begun)
@@ -157,8 +156,8 @@ func TestSignalsAndTheEndOfTheClientArePassedOn(t *testing.T) {
 		return 0
 	})
 	c.request("fleet")
-	c.expect(quick.Session, "s_1")
 	c.send(quick.Go, "")
+	c.expect(quick.Begin, "")
 	c.expect(quick.Notice, "early")
 	c.send(quick.Done, "\x00\x00")
 	<-begun
@@ -176,15 +175,38 @@ func TestSignalsAndTheEndOfTheClientArePassedOn(t *testing.T) {
 	}
 }
 
+// A signal that the client got before the command asked for signals is not lost.
+func TestASignalWaitsForTheCommandToAsk(t *testing.T) {
+	begun := make(chan struct{})
+	c := start(t, func(ctx context.Context, c *Call) int {
+		if err := c.Begin(ctx); err != nil {
+			t.Error(err)
+		}
+		<-begun
+		got := make(chan os.Signal, 1)
+		defer c.Notify(got, syscall.SIGINT)()
+		if s := <-got; s != syscall.SIGINT {
+			t.Error(s)
+		}
+		return 0
+	})
+	c.request("fleet")
+	c.send(quick.Go, "")
+	c.expect(quick.Begin, "")
+	c.send(quick.Signal, "\x00\x02")
+	close(begun)
+	c.expect(quick.Exit, "\x00")
+}
+
 func TestGarbledClientsAreLeft(t *testing.T) {
 	for name, bytes := range map[string]string{
 		"no request":      "GET / HTTP/1.1\r\n\r\n",
-		"too large":       "fleetq/1\xff\xff\xff\xff",
-		"torn":            "fleetq/1\x00\x00\x00\x04\x00\x00\x00\x09",
+		"too large":       "fleetq/2\xff\xff\xff\xff",
+		"torn":            "fleetq/2\x00\x00\x00\x04\x00\x00\x00\x09",
 		"an early answer": "",
 	} {
 		c := start(t, func(ctx context.Context, c *Call) int {
-			if err := c.Begin(ctx, "s_1"); err == nil {
+			if err := c.Begin(ctx); err == nil {
 				t.Error("begun")
 			}
 			return 0
