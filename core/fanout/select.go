@@ -30,6 +30,10 @@ func SelectFlags() []ufcli.Flag {
 // Filter reads SelectFlags and checks what can be checked here.
 func Filter(c *command.Call) (wire.MachineFilter, error) {
 	var f wire.MachineFilter
+	var given []string // asking for each flag has the library take every flag's names apart
+	for _, level := range c.Lineage() {
+		given = append(given, level.LocalFlagNames()...)
+	}
 	for _, one := range []struct {
 		flag    string
 		value   *string
@@ -43,7 +47,7 @@ func Filter(c *command.Call) (wire.MachineFilter, error) {
 	} {
 		*one.value = c.String(one.flag)
 		switch {
-		case !c.IsSet(one.flag):
+		case !slices.Contains(given, one.flag):
 		case one.allowed != nil && !slices.Contains(one.allowed, *one.value):
 			return f, fault.Usagef("--%s is one of %s, not %q", one.flag, strings.Join(one.allowed, ", "), *one.value)
 		case *one.value == "":

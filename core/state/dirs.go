@@ -105,6 +105,12 @@ func (d Dirs) Runtime() (string, error) {
 // private makes the directory if it is missing, and refuses one that is a
 // symbolic link, another's, or open to others.
 func (d Dirs) private(dir string) (string, error) {
+	// It is nearly always there, and is asked for several times in a command.
+	if err := d.owned(dir); err == nil {
+		return dir, nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return "", fmt.Errorf("cannot make %s: %w", filepath.Dir(dir), err)
 	}
