@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"fleet.example/fleet/core/splice"
 	"fleet.example/fleet/core/tree"
 	"fleet.example/fleet/core/wire"
 )
@@ -228,5 +229,6 @@ func upgraded(w http.ResponseWriter, protocol, as string) (net.Conn, error) {
 		return nil, err
 	}
 	conn.SetDeadline(time.Time{})
+	splice.Roomy(plain(conn))
 	return ahead{conn, rw.Reader}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 
+	"fleet.example/fleet/core/splice"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -21,6 +22,9 @@ func (c *Client) Tree(ctx context.Context, req wire.TreeRequest) (conn net.Conn,
 	if !ok {
 		resp.Body.Close()
 		return nil, "", errors.New("the agent did not upgrade the connection")
+	}
+	if r, ok := conn.(*read); ok {
+		splice.Roomy(r.Conn)
 	}
 	return conn, resp.Header.Get(wire.HeaderTreeAs), nil
 }

@@ -5,6 +5,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"fleet.example/fleet/core/splice"
 )
 
 const (
@@ -68,7 +70,7 @@ func (s *spare) Read(p []byte) (int, error) {
 	return s.Conn.Read(p)
 }
 
-// WriteTo lets io.Copy give way to the stream's own reads after the first.
+// WriteTo lets a copy give way to the stream's own reads after the first.
 func (s *spare) WriteTo(w io.Writer) (int64, error) {
 	if !s.begun {
 		c := <-s.first
@@ -82,7 +84,7 @@ func (s *spare) WriteTo(w io.Writer) (int64, error) {
 		}
 		return int64(n), err
 	}
-	m, err := io.Copy(w, s.Conn)
+	m, err := splice.Copy(w, s.Conn)
 	return int64(n) + m, err
 }
 

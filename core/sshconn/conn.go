@@ -162,7 +162,7 @@ func dial(ctx context.Context, p Params) (*Conn, error) {
 		return nil, unreachable(p.Config, err)
 	}
 	c.stream = raw
-	greeting := &sshlogin.Door{Conn: promptly(raw)}
+	greeting := &sshlogin.Door{Conn: gathered(promptly(raw))}
 	watched := &paced{Conn: greeting}
 	raw = watched
 	if err := c.handshake(ctx, raw, conf, peer.auth); err != nil {

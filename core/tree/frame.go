@@ -111,6 +111,10 @@ func (r *Reader) Next() (Type, []byte, error) {
 	return Type(r.head[0]), p, nil
 }
 
+// swap lets go of the last frame's payload, so that it stays valid; buf takes
+// the next ones.
+func (r *Reader) swap(buf []byte) { r.buf = buf }
+
 // begin appends a frame's head; finish says how long it became.
 func begin(b []byte, t Type) []byte { return append(b, byte(t), 0, 0, 0, 0) }
 

@@ -20,6 +20,12 @@ const (
 	// wideFrom is how large a file is for which lanes are worth while.
 	wideFrom = 4 << 20
 	page     = 4 << 10
+	// writeAtOnce is what one system call writes. Linux takes memory for so much
+	// from the processor's own lists of free pages, which are warm; what is
+	// larger comes in one piece from what lay free for long, and a virtual
+	// machine's host may have to bring that first, which takes several times as
+	// long as the copy itself.
+	writeAtOnce = 32 << 10
 )
 
 // inFile is a large file that is being received.
@@ -207,35 +213,96 @@ func (r *Receiver) ask(p []byte) error {
 	return nil
 }
 
-// block writes one. It is called by every lane.
-func (r *Receiver) block(p []byte) error {
+// blockJob is a block that is to be written.
+type blockJob struct {
+	f     *inFile
+	index int64
+	sum   [hashLen]byte
+	data  []byte // of frame
+	frame []byte
+}
+
+// expect says what is to become of a block. f is nil of one that nobody wants
+// any more.
+func (r *Receiver) expect(p []byte) (j blockJob, err error) {
 	fl := fields{p: p}
 	id, index, sum, data := fl.u32(), fl.count(), fl.hash(), fl.rest()
 	if err := fl.end(); err != nil {
-		return err
+		return j, err
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	f := r.files[id]
-	if r.fatal != nil {
-		r.mu.Unlock()
-		return nil
-	}
-	if f == nil && id <= r.lastFile || f != nil && (f.bad != nil || f.dropped) { // given up meanwhile
-		r.mu.Unlock()
-		return nil
+	if r.fatal != nil || f == nil && id <= r.lastFile || f != nil && (f.bad != nil || f.dropped) { // given up meanwhile
+		return j, nil
 	}
 	if f == nil || index >= f.count || len(data) != f.length(index) {
-		r.mu.Unlock()
-		return malformed("block %d of file %d, with %d bytes", index, id, len(data))
+		return j, malformed("block %d of file %d, with %d bytes", index, id, len(data))
 	}
 	f.busy++
-	r.mu.Unlock()
+	r.writing++
+	return blockJob{f: f, index: index, sum: sum, data: data, frame: p}, nil
+}
 
+// block writes one. It is called by every lane but the main one.
+func (r *Receiver) block(p []byte) error {
+	j, err := r.expect(p)
+	if err != nil || j.f == nil {
+		return err
+	}
+	return r.write(j)
+}
+
+const (
+	// blockWriters is how many blocks of the main lane are hashed and written at
+	// a time, while the next ones are received.
+	blockWriters = 2
+	// blocksAhead is how many may wait for that.
+	blocksAhead = 2
+)
+
+// later has a block of the main lane written, and keeps its frame until then.
+func (r *Receiver) later(p []byte) error {
+	j, err := r.expect(p)
+	if err != nil || j.f == nil {
+		return err
+	}
+	if r.blocks == nil {
+		r.blocks = make(chan blockJob, blocksAhead)
+		r.frames = make(chan []byte, blocksAhead+blockWriters+1)
+		for range blocksAhead + blockWriters + 1 {
+			r.frames <- nil
+		}
+		for range blockWriters {
+			r.wg.Go(func() {
+				for j := range r.blocks {
+					err := r.write(j)
+					r.frames <- j.frame
+					if err != nil {
+						r.lost(err)
+					}
+				}
+			})
+		}
+	}
+	r.main.swap((<-r.frames)[:0])
+	r.blocks <- j
+	return nil
+}
+
+func (r *Receiver) write(j blockJob) error {
+	f := j.f
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.writing--
+		r.settled.Broadcast()
+	}()
 	var err error
-	if sha256.Sum256(data) != sum {
+	if sha256.Sum256(j.data) != j.sum {
 		err = refuse(wire.CodeDamaged, "%s: what arrived is not what was sent", pathOf(f.dir, f.to))
 	} else {
-		err = f.write(index, data)
+		err = f.write(j.index, j.data)
 	}
 
 	r.mu.Lock()
@@ -244,9 +311,9 @@ func (r *Receiver) block(p []byte) error {
 		f.bad = err
 	}
 	if err == nil {
-		f.written += int64(len(data))
-		r.bytes += int64(len(data))
-		err = f.done(index, 1)
+		f.written += int64(len(j.data))
+		r.bytes += int64(len(j.data))
+		err = f.done(j.index, 1)
 	} else if !isDiskFull(err) {
 		err = nil // the file's trouble, not the copy's
 	} else {
@@ -267,14 +334,13 @@ func (r *Receiver) block(p []byte) error {
 // are left out where none was written before.
 func (f *inFile) write(index int64, data []byte) error {
 	at := index * BlockSize
-	if !f.sparse || index < f.there {
-		_, err := f.file.WriteAt(data, at)
-		return err
-	}
+	holes := f.sparse && index >= f.there
 	for len(data) > 0 {
-		n := 0
-		for n < len(data) && !isZero(data[n:min(n+page, len(data))]) {
-			n = min(n+page, len(data))
+		n := min(writeAtOnce, len(data))
+		if holes {
+			for n = 0; n < min(writeAtOnce, len(data)) && !isZero(data[n:min(n+page, len(data))]); {
+				n = min(n+page, len(data))
+			}
 		}
 		if n > 0 {
 			if _, err := f.file.WriteAt(data[:n], at); err != nil {

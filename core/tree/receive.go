@@ -44,7 +44,7 @@ type Receiver struct {
 	ctx  context.Context
 	end  context.CancelCauseFunc
 	main *lane
-	wg   sync.WaitGroup // of further lanes
+	wg   sync.WaitGroup // of further lanes and of writers
 
 	mu       sync.Mutex
 	settled  *sync.Cond
@@ -60,7 +60,10 @@ type Receiver struct {
 	result   Result
 	bytes    int64 // written so far
 	work     chan smallJob
-	pending  int // small files and directories that are not settled yet
+	pending  int           // small files and directories that are not settled yet
+	blocks   chan blockJob // of the main lane
+	frames   chan []byte   // buffers for these
+	writing  int           // blocks that are being written, of all lanes
 	acked    time.Time
 }
 
@@ -145,6 +148,9 @@ func (r *Receiver) Run() (Result, error) {
 	if r.work != nil {
 		close(r.work)
 	}
+	if r.blocks != nil {
+		close(r.blocks)
+	}
 	r.mu.Lock()
 	if r.fatal != nil {
 		err = r.fatal
@@ -225,7 +231,7 @@ func (r *Receiver) finish() error {
 		if r.fatal != nil || r.ctx.Err() != nil {
 			return errors.Join(r.fatal, context.Cause(r.ctx))
 		}
-		if len(r.lanes) == 0 && len(r.files) > 0 {
+		if len(r.lanes) == 0 && r.writing == 0 && len(r.files) > 0 {
 			return malformed("a file without all of its blocks")
 		}
 		r.settled.Wait()
@@ -241,7 +247,7 @@ func (r *Receiver) handle(t Type, p []byte) error {
 	case Small:
 		return r.small(p)
 	case Block:
-		return r.block(p)
+		return r.later(p)
 	case Dir:
 		return r.dir(p)
 	case DirUp:
