@@ -4,6 +4,16 @@
 // agentd's own commands talk to the running agent; whoever reaches it - this
 // account, checked by file mode and peer uid - needs no token.
 //
+// A token may be limited to a workspace (R33). What it opens is opened through
+// os.Root, in the workspace's directories, and what follows from it, as a copy or
+// a watch, goes on from the open directory alone. Copies and watches that other
+// tokens began are not there for it. A forward leads to a socket of the
+// workspace, the very one that was looked at, or to a loopback port: ports are
+// open to every account of the machine, while the modes that keep others from the
+// account's sockets mean nothing to an agent that runs as the account. The
+// limit is on what the API does; a command that is started has the account's
+// rights.
+//
 // agentd listens on nothing else. The package turns HTTP into calls of the
 // agent and the session manager, and their errors into codes; it holds no
 // state but the tokens.

@@ -43,15 +43,12 @@ func (s *Server) files(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, wire.CodeBadRequest, "the path is not escaped well")
 		return
 	}
-	if scope := scopeOf(r); scope != "" {
-		within, err := s.within(scope)
-		if err != nil {
-			refuseFile(w, err)
-			return
-		}
-		defer within.Files.Tree.(*files.Confined).Close()
-		s = within
+	f, release, err := s.filesOf(r)
+	if err != nil {
+		refuseFile(w, err)
+		return
 	}
+	defer release()
 	defer func() { // the connection's next request has its own time
 		rc := http.NewResponseController(w)
 		rc.SetReadDeadline(time.Time{})
@@ -61,18 +58,18 @@ func (s *Server) files(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodGet && q.Has("stat"):
 		var i *wire.FileInfo
-		if i, err = s.Files.Stat(p, q.Has("follow")); err == nil {
+		if i, err = f.Stat(p, q.Has("follow")); err == nil {
 			i.Schema = wire.SchemaFile
 			answer(w, i)
 		}
 	case r.Method == http.MethodGet && q.Has("list"):
-		s.listFiles(w, p)
+		listFiles(w, f, p)
 	case r.Method == http.MethodGet:
-		err = s.readFile(w, r, p)
+		err = readFile(w, r, f, p)
 	case r.Method == http.MethodPut:
-		err = s.writeFile(w, r, p, q)
+		err = s.writeFile(w, r, f, p, q)
 	case r.Method == http.MethodDelete:
-		if err = s.Files.Remove(p, unquote(r.Header.Get("If-Match")), q.Has("recursive")); err == nil {
+		if err = f.Remove(p, unquote(r.Header.Get("If-Match")), q.Has("recursive")); err == nil {
 			w.WriteHeader(http.StatusNoContent)
 		}
 	default:
@@ -118,10 +115,10 @@ func fileDetail(err error) wire.ErrorDetail {
 }
 
 // listFiles streams a directory, a line for each entry.
-func (s *Server) listFiles(w http.ResponseWriter, p string) {
+func listFiles(w http.ResponseWriter, f *files.Files, p string) {
 	enc := json.NewEncoder(moving{w, http.NewResponseController(w)})
 	begun := false
-	err := s.Files.List(p, func(i *wire.FileInfo) error {
+	err := f.List(p, func(i *wire.FileInfo) error {
 		begun = true
 		return enc.Encode(wire.FileLine{File: i})
 	})
@@ -138,8 +135,8 @@ func (s *Server) listFiles(w http.ResponseWriter, p string) {
 
 // readFile sends a file, or the range of it that was asked for. What was sent
 // and whether the file changed meanwhile stand in the trailers.
-func (s *Server) readFile(w http.ResponseWriter, r *http.Request, p string) error {
-	file, i, err := s.Files.Open(p)
+func readFile(w http.ResponseWriter, r *http.Request, f *files.Files, p string) error {
+	file, i, err := f.Open(p)
 	if err != nil {
 		return err
 	}
@@ -173,7 +170,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request, p string) erro
 	n, err := io.CopyBuffer(io.MultiWriter(out, sum), io.NewSectionReader(file, from, to-from), make([]byte, pieceSize))
 	state := wire.FileAsItWas
 	if err == nil && n == to-from {
-		err = s.Files.Unchanged(file, i)
+		err = f.Unchanged(file, i)
 	}
 	if err != nil || n != to-from {
 		state = wire.CodeChanged
@@ -218,8 +215,8 @@ func span(header string, size int64) (from, to int64, partial bool, err error) {
 }
 
 // writeFile takes a file's content. Its checksum may follow it as a trailer.
-func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, p string, q url.Values) error {
-	i, err := s.Files.Write(files.Content{
+func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, f *files.Files, p string, q url.Values) error {
+	i, err := f.Write(files.Content{
 		Path: p, Mode: q.Get("mode"), OnConflict: q.Get("on_conflict"), Match: unquote(r.Header.Get("If-Match")),
 		Body: coming{r.Body, http.NewResponseController(w)}, Sum: func() string { return r.Trailer.Get(wire.HeaderSHA256) },
 	})

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"fleet.example/fleet/agentd/files"
 	"fleet.example/fleet/core/splice"
 	"fleet.example/fleet/core/wire"
 )
@@ -27,6 +28,7 @@ const (
 
 // forward makes the connection one to a port of this machine or to a UNIX
 // socket, with the account's own rights. It leads nowhere else.
+// With a workspace's token the socket is one of that.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request) {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), wire.UpgradeForward) {
 		w.Header().Set("Upgrade", wire.UpgradeForward)
@@ -40,8 +42,14 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusTooManyRequests, wire.CodeBusy, fmt.Sprintf("%d connections are forwarded already", maxForwards))
 		return
 	}
+	f, release, err := s.filesOf(r)
+	if err != nil {
+		refuseFile(w, err)
+		return
+	}
 	to := r.URL.Query().Get("to")
-	far, err := s.dialTarget(r.Context(), to)
+	far, err := dialTarget(r.Context(), f, to)
+	release()
 	if err != nil {
 		refuseTarget(w, to, err)
 		return
@@ -80,15 +88,17 @@ func (a ahead) CloseWrite() error {
 
 var errTarget = errors.New("it is neither a port nor the path of a socket")
 
-func (s *Server) dialTarget(ctx context.Context, to string) (net.Conn, error) {
+func dialTarget(ctx context.Context, f *files.Files, to string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
 	var d net.Dialer
-	if strings.HasPrefix(to, "~/") {
-		to = s.Files.Home + to[1:]
-	}
-	if strings.HasPrefix(to, "/") {
-		return d.DialContext(ctx, "unix", to)
+	if strings.HasPrefix(to, "~/") || strings.HasPrefix(to, "/") {
+		at, release, err := f.Socket(to)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		return d.DialContext(ctx, "unix", at)
 	}
 	port, err := strconv.ParseUint(to, 10, 16)
 	if err != nil || port == 0 {
@@ -104,6 +114,10 @@ func (s *Server) dialTarget(ctx context.Context, to string) (net.Conn, error) {
 }
 
 func refuseTarget(w http.ResponseWriter, to string, err error) {
+	if confined := new(files.Error); errors.As(err, &confined) {
+		refuseFile(w, err)
+		return
+	}
 	switch {
 	case errors.Is(err, errTarget):
 		refuse(w, http.StatusBadRequest, wire.CodeBadRequest, fmt.Sprintf("cannot forward to %.64q: %v", to, err))

@@ -23,7 +23,8 @@ const (
 	endTimeout = 30 * time.Second
 )
 
-// copies are those that are under way, by their ids.
+// copies are those that are under way, by their ids and by the scope of the
+// token that began them: with another token none is found, joined or ended.
 type copies struct {
 	mu   sync.Mutex
 	byID map[string]*copying
@@ -118,25 +119,35 @@ func (s *Server) tree(w http.ResponseWriter, r *http.Request) {
 	case wire.TreeSend, wire.TreeReceive:
 		s.copy(w, r, req)
 	case wire.TreeLane:
-		s.lane(w, r, req.ID)
+		s.lane(w, r, copyKey(r, req.ID))
 	default:
 		refuse(w, http.StatusBadRequest, wire.CodeBadRequest, "a copy's op is send, receive or lane")
 	}
 }
 
+// copyKey is what a copy is known by. No workspace's name has a slash in it.
+func copyKey(r *http.Request, id string) string { return scopeOf(r) + "/" + id }
+
 func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeRequest) {
+	f, release, err := s.filesOf(r)
+	if err != nil {
+		refuseFile(w, err)
+		return
+	}
+	defer release()
+	key := copyKey(r, req.ID)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
-	n, err := s.copies.begin(req.ID, cancel)
+	n, err := s.copies.begin(key, cancel)
 	if err != nil {
 		cancel()
 		refuse(w, http.StatusTooManyRequests, wire.CodeBusy, err.Error())
 		return
 	}
-	defer s.copies.finish(req.ID, n)
+	defer s.copies.finish(key, n)
 	as := ""
 	var run func(conn net.Conn) (tree.Result, error)
 	if req.Op == wire.TreeSend {
-		src, err := s.Files.Source(string(req.Path), req.Recursive)
+		src, err := f.Source(string(req.Path), req.Recursive)
 		if err != nil {
 			refuseFile(w, err)
 			return
@@ -150,13 +161,13 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 			return t.Run()
 		}
 	} else {
-		dst, err := s.Files.Destination(string(req.Path), string(req.Base), req.As)
+		dst, err := f.Destination(string(req.Path), string(req.Base), req.As)
 		if err != nil {
 			refuseFile(w, err)
 			return
 		}
 		defer dst.Close()
-		if as = dst.As(); s.copies.sends(req.From, dst.Within) {
+		if as = dst.As(); s.copies.sends(copyKey(r, req.From), dst.Within) {
 			refuse(w, http.StatusConflict, wire.CodeConflict, "a directory cannot be copied into itself")
 			return
 		}
@@ -191,9 +202,9 @@ func (n *copying) takes(addLane func(net.Conn) error) {
 }
 
 // lane gives the connection to the copy, which closes it.
-func (s *Server) lane(w http.ResponseWriter, r *http.Request, id string) {
+func (s *Server) lane(w http.ResponseWriter, r *http.Request, key string) {
 	s.copies.mu.Lock()
-	n := s.copies.byID[id]
+	n := s.copies.byID[key]
 	s.copies.mu.Unlock()
 	if n == nil {
 		refuse(w, http.StatusNotFound, wire.CodeNotFound, "no such copy is under way")

@@ -20,12 +20,18 @@ const (
 // watch sends what changes, as it changes, until the client leaves.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	place, err := s.Files.Place(q.Get("path"))
+	f, release, err := s.filesOf(r)
 	if err != nil {
 		refuseFile(w, err)
 		return
 	}
-	reader, err := s.Watches.Open(watch.Target{Dir: place.Dir, Path: place.Path, Name: place.Name, Real: !s.Files.Confined(),
+	place, err := f.Place(q.Get("path"))
+	release()
+	if err != nil {
+		refuseFile(w, err)
+		return
+	}
+	reader, err := s.Watches.Open(watch.Target{Dir: place.Dir, Path: place.Path, Name: place.Name, Real: !f.Confined(), Scope: scopeOf(r),
 		Shallow: q.Has("shallow"), Initial: q.Has("initial")}, q.Get("from"))
 	if err != nil {
 		refuseWatch(w, err)

@@ -34,19 +34,27 @@ var within = map[string]bool{
 	"GET " + wire.PathSessions + "/{id}/stream":  true,
 	"POST " + wire.PathSessions + "/{id}/signal": true,
 	"GET " + wire.PathWorkspaces + "/{name}":     true,
+	"POST " + wire.PathTree:                      true,
+	"GET " + wire.PathWatch:                      true,
+	"GET " + wire.PathForward:                    true,
 }
 
-// within is the server as a token of the workspace may use its files.
-func (s *Server) within(scope string) (*Server, error) {
+// filesOf are the files that the request's token is good for. The caller calls
+// release when nothing is opened by them any more; what is open stays so.
+func (s *Server) filesOf(r *http.Request) (f *files.Files, release func(), err error) {
+	scope := scopeOf(r)
+	if scope == "" {
+		return s.Files, func() {}, nil
+	}
 	ws, err := s.Workspaces.Get(scope)
 	if err != nil {
-		return nil, &files.Error{Code: wire.CodeNotFound, Msg: err.Error()}
+		return nil, nil, &files.Error{Code: wire.CodeNotFound, Msg: err.Error()}
 	}
 	tree, err := files.Confine(append([]string{ws.Path}, ws.Binds...)...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return &Server{Files: s.Files.Within(tree, ws.Path), Logger: s.Logger, fileCalls: s.fileCalls}, nil
+	return s.Files.Within(tree, ws.Path), tree.Close, nil
 }
 
 func refuseScope(w http.ResponseWriter, scope string) {

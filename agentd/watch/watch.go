@@ -36,6 +36,8 @@ type Target struct {
 	Path string   // its absolute path, as it is shown
 	Name string   // of the one entry that is meant, or "" for the directory and all below
 	Real bool     // Path may be opened by itself: no tree confines it
+	// Scope is who may go on with the watch: nobody of another one.
+	Scope string
 
 	Shallow bool // the directory's own entries alone
 	Initial bool // tell of what is there already
@@ -45,7 +47,7 @@ type Target struct {
 
 // same reports whether a watch of one is one of the other.
 func (t *Target) same(o *Target) bool {
-	return t.Path == o.Path && t.Name == o.Name && t.Shallow == o.Shallow && t.Initial == o.Initial
+	return t.Scope == o.Scope && t.Path == o.Path && t.Name == o.Name && t.Shallow == o.Shallow && t.Initial == o.Initial
 }
 
 // Error is a refusal with a code of package wire.
