@@ -28,6 +28,13 @@ import (
 var bin string
 
 func TestMain(m *testing.M) {
+	if size := os.Getenv(streamEnv); size != "" {
+		if err := writeStream(size); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(programs.Main(m, &bin, func(dir string) error {
 		return programs.Build(dir, []string{"-trimpath", "-ldflags", "-s -w -X main.version=1.2.3"}, "agentd", "agentd-shim")
 	}))
