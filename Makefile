@@ -1,7 +1,10 @@
 # fleet: build, demo, test. `make help` lists the targets.
 
 GO        ?= go
-VERSION   ?= $(shell git describe --tags --match 'v*' --always --dirty 2>/dev/null || echo 0.1.0)
+# Versions are compared when a machine is connected to, so that one without a
+# tag before it counts its commits, as git describe does.
+VERSION   ?= $(shell git describe --tags --match 'v*' --dirty 2>/dev/null || \
+	echo 0.1.0-$$(git rev-list --count HEAD 2>/dev/null || echo 0)-g$$(git rev-parse --short HEAD 2>/dev/null || echo 0))
 BIN       := bin
 CROSS     := .cache/cross
 PLATFORMS := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64

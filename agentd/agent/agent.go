@@ -74,6 +74,12 @@ type Agent struct {
 	// Children are the session hosts that the program before a restart in place
 	// left to this process; after Run they are those that are left to the next.
 	Children []int
+	// Sockets are those that it left, and after Run those that are left to the
+	// next.
+	Sockets *Sockets
+	// Listen is the port of the loopback interface to serve, in place of what the
+	// data directory says; "" leaves it at that.
+	Listen string
 
 	record   wire.ServiceRecord
 	host     string
@@ -89,6 +95,9 @@ type Agent struct {
 	draining atomic.Bool
 	latched  atomic.Bool
 	sockErr  atomic.Pointer[string]
+	loopErr  atomic.Pointer[string]
+	loopback atomic.Pointer[string] // where it is served
+	handing  atomic.Bool            // this program ends in favour of another
 
 	orders chan order // to the main loop
 
@@ -144,6 +153,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	wg.Go(func() { a.serve(rctx) })
 	wg.Go(func() { a.sessions.Reap(rctx) })
 	defer func() {
+		a.handing.Store(errors.Is(err, ErrHandoff))
 		cancel()
 		wg.Wait()
 		a.sessions.Close()
@@ -272,6 +282,9 @@ func (a *Agent) setUp(ctx context.Context) error {
 	a.store = credential.Open(credential.Dir(a.Dirs.Data))
 	a.certs = certificate.Open(credential.Dir(a.Dirs.Data), a.store.Machine)
 	a.tokens = &token.Set{}
+	if a.Sockets == nil {
+		a.Sockets = &Sockets{}
+	}
 	a.sessions = &session.Manager{Dir: filepath.Join(a.Dirs.Data, place.SessionsDir), Run: a.Dirs.Runtime,
 		Shim: filepath.Join(a.programs, "agentd-shim"), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask,
 		Host: a.host, Machine: a.store.Machine, Log: a.Log, Changed: func() { a.probes.Recheck() }}
@@ -389,6 +402,9 @@ func (a *Agent) findings() []wire.Finding {
 	}
 	if e := a.sockErr.Load(); e != nil {
 		add("socket_unusable", wire.SeverityBlock, *e, "see the agent's runtime directory")
+	}
+	if e := a.loopErr.Load(); e != nil {
+		add("listener_unusable", wire.SeverityWarn, *e, "fleet install with --listen says where, and --listen off that there is to be none")
 	}
 	return out
 }

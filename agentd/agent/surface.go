@@ -2,10 +2,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,11 +30,15 @@ func (a *Agent) serve(ctx context.Context) {
 	s := &api.Server{Agent: a, Sessions: a.sessions, Tokens: a.tokens, Log: a.LogFile, Logger: a.Log, Watches: watches,
 		Workspaces: &workspace.Manager{Dir: filepath.Join(a.Dirs.Data, place.WorkspacesDir), Account: a.Account, Getenv: a.Getenv, Umask: a.Umask, Log: a.Log},
 		Files:      &files.Files{Tree: files.Everything{}, Home: a.Account.Home, Umask: fs.FileMode(a.Umask)}}
+	handOver := a.handing.Load
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { a.serveLoopback(ctx, s) })
 	for ctx.Err() == nil {
-		agent, err := api.Listen(filepath.Join(a.Dirs.Runtime, place.AgentSocket))
-		var mint net.Listener
+		agent, err := api.Listen(filepath.Join(a.Dirs.Runtime, place.AgentSocket), a.Sockets.Take(place.AgentSocket))
+		var mint *api.Listener
 		if err == nil {
-			if mint, err = api.Listen(filepath.Join(a.Dirs.Runtime, place.MintSocket)); err != nil {
+			if mint, err = api.Listen(filepath.Join(a.Dirs.Runtime, place.MintSocket), a.Sockets.Take(place.MintSocket)); err != nil {
 				agent.Close()
 			}
 		}
@@ -53,10 +58,70 @@ func (a *Agent) serve(ctx context.Context) {
 		a.probes.Recheck()
 		sctx, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
-		wg.Go(func() { api.Serve(sctx, s.AgentServer(), agent); cancel() })
-		wg.Go(func() { api.Serve(sctx, s.MintServer(), mint); cancel() })
+		wg.Go(func() { api.Serve(sctx, s.AgentServer(), agent, handOver); cancel() })
+		wg.Go(func() { api.Serve(sctx, s.MintServer(), mint, handOver); cancel() })
 		wg.Go(func() { a.guardSockets(sctx); cancel() })
 		wg.Wait()
+		a.Sockets.Put(place.AgentSocket, agent.Left())
+		a.Sockets.Put(place.MintSocket, mint.Left())
+	}
+}
+
+// loopbackName is the loopback listener among the sockets that are handed over.
+const loopbackName = "loopback"
+
+// serveLoopback serves the port of the loopback interface that a person wanted,
+// if one did. One that cannot be had is a finding, and is tried again.
+func (a *Agent) serveLoopback(ctx context.Context, s *api.Server) {
+	addr := a.Listen
+	if addr == "" {
+		b, err := durable.ReadPrivate(filepath.Join(a.Dirs.Data, place.ListenFile), 256)
+		if err != nil {
+			a.Sockets.Take(loopbackName).Close()
+			if !errors.Is(err, fs.ErrNotExist) {
+				a.loopbackTrouble(err)
+			}
+			return
+		}
+		addr = strings.TrimSpace(string(b))
+	}
+	for ctx.Err() == nil {
+		l, err := api.ListenLoopback(addr, a.Sockets.Take(loopbackName))
+		var srv *api.HTTP
+		if err == nil {
+			if srv, err = s.LoopbackServer(); err != nil {
+				l.Close()
+			}
+		}
+		if err == nil {
+			a.loopbackTrouble(nil)
+			at := l.Addr().String()
+			a.loopback.Store(&at)
+			api.Serve(ctx, srv, l, a.handing.Load)
+			a.loopback.Store(nil)
+			a.Sockets.Put(loopbackName, l.Left())
+			continue
+		}
+		a.loopbackTrouble(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(sockRetry):
+		}
+	}
+}
+
+// loopbackTrouble remembers what keeps the port from being served.
+func (a *Agent) loopbackTrouble(err error) {
+	if err == nil {
+		if a.loopErr.Swap(nil) != nil {
+			a.probes.Recheck()
+		}
+		return
+	}
+	msg := "cannot serve the loopback port: " + err.Error()
+	if old := a.loopErr.Swap(&msg); old == nil || *old != msg {
+		a.Log.Error("cannot serve the loopback port", "error", err)
+		a.probes.Recheck()
 	}
 }
 
@@ -102,6 +167,9 @@ func (a *Agent) Status() wire.AgentStatus {
 		Version: a.Version, PID: os.Getpid(), StartedAt: wire.TimeOf(a.started), Plane: st.Plane, Credential: st.State,
 		Generation: st.Generation, Sessions: a.sessions.Running(), Draining: a.draining.Load(),
 		DataDir: a.Dirs.Data, Socket: filepath.Join(a.Dirs.Runtime, place.AgentSocket)}
+	if at := a.loopback.Load(); at != nil {
+		s.Listen = *at
+	}
 	cert := a.certs.Status()
 	s.CredentialKind = cert.Rung
 	if cert.Expires != nil {

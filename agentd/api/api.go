@@ -1,4 +1,5 @@
-// Package api serves the agent's two UNIX sockets. agent.sock is the data
+// Package api serves the agent's two UNIX sockets, and, where a person wanted
+// it, a port of the loopback interface. agent.sock is the data
 // path: every request carries a token, and without a valid one every path, be
 // it there or not, gets the same 401 (R31). mint.sock makes tokens and is how
 // agentd's own commands talk to the running agent; whoever reaches it - this
@@ -14,9 +15,11 @@
 // limit is on what the API does; a command that is started has the account's
 // rights.
 //
-// agentd listens on nothing else. The package turns HTTP into calls of the
-// agent and the session manager, and their errors into codes; it holds no
-// state but the tokens.
+// agentd listens on nothing else. A restart in place leaves the sockets to the
+// program that follows: their queues, and the connections on which nothing was
+// asked yet (Left), so that nobody is refused while it begins. The package
+// turns HTTP into calls of the agent and the session manager, and their errors
+// into codes; it holds no state but the tokens.
 package api
 
 import (
@@ -29,6 +32,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -39,6 +43,7 @@ import (
 	"fleet.example/fleet/agentd/token"
 	"fleet.example/fleet/agentd/watch"
 	"fleet.example/fleet/agentd/workspace"
+	"fleet.example/fleet/core/loopback"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/wire"
 )
@@ -70,6 +75,7 @@ type Server struct {
 	Log        *logfile.File
 	Logger     hclog.Logger
 
+	once                sync.Once
 	fileCalls, forwards chan struct{}
 	copies              copies
 }
@@ -166,7 +172,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		if ok {
 			scope, valid = s.Tokens.Check(secret.Of(t))
 		}
-		if !valid {
+		if !valid || !loopback.Admit(r) {
 			refuse(w, http.StatusUnauthorized, wire.CodeUnauthorized, "")
 			return
 		}
@@ -175,8 +181,10 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 }
 
 // AgentServer serves agent.sock; the caller gives it a listener of Listen.
-func (s *Server) AgentServer() *http.Server {
-	s.fileCalls, s.forwards = make(chan struct{}, maxFileCalls), make(chan struct{}, maxForwards)
+func (s *Server) AgentServer() *HTTP {
+	s.once.Do(func() {
+		s.fileCalls, s.forwards = make(chan struct{}, maxFileCalls), make(chan struct{}, maxForwards)
+	})
 	rest := s.mux(agentRoutes)
 	srv := s.server(s.authenticate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.EscapedPath(), wire.PathFiles) {
@@ -185,21 +193,42 @@ func (s *Server) AgentServer() *http.Server {
 		}
 		rest.ServeHTTP(w, r)
 	})))
-	srv.RegisterOnShutdown(s.Watches.Leave) // which would hold it up
+	leaving, leave := context.WithCancel(context.Background())
+	srv.leave = func() { // what would hold it up
+		s.Watches.Leave()
+		leave()
+	}
+	srv.RegisterOnShutdown(srv.leave)
+	srv.BaseContext = func(net.Listener) context.Context {
+		return context.WithValue(context.Background(), leavingKey{}, leaving)
+	}
 	return srv
 }
 
-// MintServer serves mint.sock.
-func (s *Server) MintServer() *http.Server { return s.server(s.mux(mintRoutes)) }
+// leavingKey finds the context that ends when the server of a request is about
+// to.
+type leavingKey struct{}
 
-func (s *Server) server(h http.Handler) *http.Server {
-	return &http.Server{
+// MintServer serves mint.sock.
+func (s *Server) MintServer() *HTTP { return s.server(s.mux(mintRoutes)) }
+
+// HTTP is a server, and how to end the answers that go on by themselves.
+type HTTP struct {
+	*http.Server
+	leave func()
+}
+
+func (s *Server) server(h http.Handler) *HTTP {
+	return &HTTP{leave: func() {}, Server: &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: firstTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          s.Logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
-	}
+		ConnState:         noteState,
+
+		DisableGeneralOptionsHandler: true, // it answers who has no token
+	}}
 }
 
 func answer(w http.ResponseWriter, doc any) { answerWith(w, http.StatusOK, doc) }
@@ -254,7 +283,11 @@ func readBody(w http.ResponseWriter, r *http.Request, v any) bool {
 }
 
 func (s *Server) identity(w http.ResponseWriter, _ *http.Request) { answer(w, s.Agent.Identity()) }
-func (s *Server) status(w http.ResponseWriter, _ *http.Request)   { answer(w, s.Agent.Status()) }
+func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
+	st := s.Agent.Status()
+	st.Forwards = len(s.forwards)
+	answer(w, st)
+}
 
 func (s *Server) mint(w http.ResponseWriter, r *http.Request) {
 	var req wire.TokenMint
@@ -337,22 +370,50 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rc := http.NewResponseController(w)
-	s.Log.Follow(r.Context(), n, w, func() { rc.Flush() })
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	if leaving, ok := ctx.Value(leavingKey{}).(context.Context); ok {
+		defer context.AfterFunc(leaving, cancel)()
+	}
+	s.Log.Follow(ctx, n, w, func() { rc.Flush() })
 }
 
+const (
+	// endGrace is how long requests that are being answered, such as the one
+	// that made agentd end, may take when it ends.
+	endGrace = time.Second
+	// handOverGrace is the same when the next program is to go on: those who wait
+	// meanwhile are not refused.
+	handOverGrace = 5 * time.Second
+)
+
 // Serve serves l until the context ends, then waits briefly for requests that
-// are being answered, such as the one that made agentd end.
-func Serve(ctx context.Context, srv *http.Server, l net.Listener) {
-	down := make(chan struct{})
+// are being answered. With handOver true by then, what has asked for nothing
+// yet is kept for the next program, see Listener.Left.
+func Serve(ctx context.Context, srv *HTTP, l *Listener, handOver func() bool) {
+	down, served := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(down)
-		sctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		grace := endGrace
+		if handOver() {
+			grace = handOverGrace
+			l.handOver()
+			<-served
+			l.leave()
+			srv.leave()
+			// A server that shuts down answers nothing that it has not read to the
+			// end yet.
+			srv.SetKeepAlivesEnabled(false)
+			l.quiet(grace)
+		}
+		sctx, cancel := context.WithTimeout(context.Background(), grace)
 		defer cancel()
 		if srv.Shutdown(sctx) != nil {
 			srv.Close()
 		}
 	})
 	srv.Serve(l)
+	close(served)
 	if stop() {
 		srv.Close() // the listener failed by itself
 		return

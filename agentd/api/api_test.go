@@ -84,17 +84,17 @@ func TestListenRefusesWhatOthersCouldReach(t *testing.T) { // R31
 		"an open directory": filepath.Join(open, "s"), "a symbolic link": filepath.Join(dir, "link", "s"),
 		"a file in the way": filepath.Join(private, "file"), "a path too long": filepath.Join(private, strings.Repeat("x", 104)),
 	} {
-		if l, err := Listen(path); err == nil {
+		if l, err := Listen(path, nil); err == nil {
 			l.Close()
 			t.Errorf("%s was taken", name)
 		}
 	}
 	for range 2 { // a socket that a dead agent left is replaced
-		l, err := Listen(filepath.Join(private, "s"))
+		l, err := Listen(filepath.Join(private, "s"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.(*guarded).SetUnlinkOnClose(false)
+		l.socket.(*net.UnixListener).SetUnlinkOnClose(false)
 		l.Close()
 	}
 }
@@ -125,7 +125,7 @@ func TestAFullSocketIsClosedAllTheSame(t *testing.T) { // R29
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "s")
-	l, err := Listen(path)
+	l, err := Listen(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"fleet.example/fleet/agentd/session"
 	"fleet.example/fleet/core/frame"
+	"fleet.example/fleet/core/loopback"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -290,8 +291,11 @@ func endOfInput(shim net.Conn) {
 
 // plain is the connection that io.Copy knows how to splice.
 func plain(c net.Conn) net.Conn {
+	if guarded, ok := c.(*loopback.Conn); ok {
+		c = guarded.Stream
+	}
 	if s, ok := c.(*slotConn); ok {
-		return s.UnixConn
+		return s.stream
 	}
 	return c
 }

@@ -6,12 +6,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
+	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/agentd/agent"
 	"fleet.example/fleet/agentd/latch"
@@ -26,10 +28,16 @@ func runCommand(version string) *command.Command {
 	return &command.Command{Name: "run", Summary: "run the agent; service managers call this",
 		Help: "With the latch of `agentd stop` in the data directory it ends at once, with exit code 0.\n" +
 			"SIGTERM ends it, SIGHUP makes it read its credential files again.",
-		Run: func(ctx context.Context, c *command.Call) error { return run(ctx, c, version) }}
+		Flags: []ufcli.Flag{&ufcli.StringFlag{Name: "listen", Usage: "serve the API at `ADDR` of the loopback interface, too, instead of what fleet install --listen said"}},
+		Run:   func(ctx context.Context, c *command.Call) error { return run(ctx, c, version) }}
 }
 
 func run(ctx context.Context, c *command.Call, version string) error {
+	if addr := c.String("listen"); addr != "" {
+		if _, err := place.Loopback(addr); err != nil {
+			return fault.Usagef("cannot listen: %s", err)
+		}
+	}
 	umask := syscall.Umask(0o077)
 	d, acct, err := dirs(ctx, c)
 	if err != nil {
@@ -54,20 +62,28 @@ func run(ctx context.Context, c *command.Call, version string) error {
 	file := logfile.Open(filepath.Join(d.Data, place.LogFile))
 	log := hclog.New(&hclog.LoggerOptions{Name: "agentd", Level: hclog.Info, Output: io.MultiWriter(file, c.Stderr)})
 	a := &agent.Agent{Dirs: d, Version: version, Log: log, LogFile: file, Account: acct, Getenv: c.Getenv, Umask: umask,
-		Children: inherited(c.Getenv(childrenEnv))}
+		Children: inherited(c.Getenv(childrenEnv)), Sockets: agent.Inherited(c.Getenv(socketsEnv)), Listen: c.String("listen")}
 	os.Unsetenv(childrenEnv)
+	os.Unsetenv(socketsEnv)
 	err = a.Run(ctx)
 	switch {
 	case errors.Is(err, agent.ErrHandoff):
 		// What follows begins as this program did.
 		syscall.Umask(umask)
 		os.Setenv(childrenEnv, bequeathed(a.Children))
-		return handOff(d, log)
+		os.Setenv(socketsEnv, a.Sockets.String())
+		a.Sockets.Bequeath()
+		err := handOff(d, log)
+		runtime.KeepAlive(a)
+		return err
 	case errors.Is(err, agent.ErrRunning):
 		return fault.New(fault.Refused, "already_running", "%w: %s", err, d.Data)
 	}
 	return err
 }
+
+// socketsEnv tells it which sockets.
+const socketsEnv = "FLEET_AGENTD_SOCKETS"
 
 // childrenEnv tells the program that follows in this process which children it
 // has: numbers with commas between.

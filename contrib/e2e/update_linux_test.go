@@ -7,7 +7,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"fleet.example/fleet/contrib/lab"
@@ -30,6 +32,11 @@ func (w *world) otherArtifact(name, agentd string) signedBuild {
 		w.sys("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
 		w.must("fleet", "artifact", "trust", key+".pub")
 	}
+	return w.otherArtifactBy(name, agentd, key)
+}
+
+func (w *world) otherArtifactBy(name, agentd, key string) signedBuild {
+	w.t.Helper()
 	in := filepath.Join(w.dir, name+"-programs")
 	if err := os.Mkdir(in, 0o755); err != nil {
 		w.t.Fatal(err)
@@ -183,4 +190,126 @@ func TestUpdateAndRollback(t *testing.T) { // R3, R4, R29, R34
 			t.Errorf("after %s of a stopped machine: %q", verb, got)
 		}
 	}
+	w.must("fleet", "start", "box")
+	w.runs("box", "v2-next")
+	w.updatesThatAreNotTaken(h)
+	w.updatesOnConnect(h)
+}
+
+// versions is what the machine has, and which of it counts.
+func (w *world) versions(h *lab.Host) string {
+	w.t.Helper()
+	return w.sh(h, "dana", "cd "+dataGlob+" && readlink current previous; ls -A . versions; cat held 2>/dev/null; true")
+}
+
+// updatesThatAreNotTaken ends with the version that it began with.
+func (w *world) updatesThatAreNotTaken(h *lab.Host) {
+	t := w.t
+	before := w.versions(h)
+	// Nobody's and a stranger's changes nothing at all.
+	stranger := filepath.Join(w.dir, "stranger")
+	w.sys("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", stranger)
+	foreign := w.otherArtifactBy("8.0.0", w.agentdVersion("8.0.0"), stranger)
+	w.with(foreign, func() { w.fails(9, "not trusted", "update", "box") })
+	w.sys("rm", filepath.Join(foreign.dir, "fleet-agent-linux-"+runtime.GOARCH+".json.sig"))
+	w.with(foreign, func() { w.fails(9, "not signed", "update", "box") })
+	if after := w.versions(h); after != before {
+		t.Errorf("what is not signed by a trusted key changed the machine:\n%s\n%s", before, after)
+	}
+
+	// It runs and answers, and has no way to the plane: the former one is taken
+	// back, and remembered is what was left. A session loses nothing by all that.
+	mute := filepath.Join(w.dir, "mute-agentd")
+	if err := os.WriteFile(mute, []byte("#!/bin/sh\nHTTPS_PROXY=http://127.0.0.1:9 exec \"$(dirname \"$0\")/../../previous/agentd\" \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cannot := w.otherArtifact("8.1.0", mute)
+	w.with(cannot, func() { w.fails(1, "former one runs again", "update", "box") })
+	w.runs("box", "v2-next")
+	if got := w.sh(h, "dana", "cat "+dataGlob+"/held"); strings.TrimSpace(got) != cannot.id {
+		t.Errorf("held is %q", got)
+	}
+
+	if r := w.run("fleet", "exec", "box", "--", "echo", "alive"); r.out != "alive\n" {
+		t.Error(r)
+	}
+}
+
+// updatesOnConnect are those that nobody asked for by name.
+func (w *world) updatesOnConnect(h *lab.Host) {
+	t := w.t
+	older := w.otherArtifact("8.3.0", w.agentdVersion("8.3.0"))
+	newer := w.otherArtifact("8.4.0", w.agentdVersion("8.4.0"))
+	// Two operators at once take turns, and one of the two versions is whole.
+	var wg sync.WaitGroup
+	for _, b := range []signedBuild{older, newer} {
+		wg.Go(func() {
+			own := *w
+			own.env = append(slices.Clone(w.env), "FLEET_ARTIFACT_DIR="+b.dir)
+			if r := own.run("fleet", "update", "box"); r.exit != 0 {
+				t.Errorf("an update beside another: %s", r)
+			}
+		})
+	}
+	wg.Wait()
+	w.with(older, func() { w.must("fleet", "update", "box") })
+	w.runs("box", "8.3.0")
+
+	w.shared()
+	update := func() (u wire.MuxUpdate) {
+		for _, c := range w.mux().Connections {
+			for _, u := range c.Updates {
+				return u
+			}
+		}
+		return u
+	}
+	await := func(state string) {
+		t.Helper()
+		w.poll("an update that is "+state, func() error {
+			if u := update(); u.State != state {
+				return fmt.Errorf("%+v", u)
+			}
+			return nil
+		})
+	}
+	reconnect := func() { w.must("fleet", "mux", "stop"); w.must("fleet", "mux", "start") }
+	clean := w.env
+	w.env = append(slices.Clone(clean), "FLEET_ARTIFACT_DIR="+newer.dir, "FLEET_UPDATES=notice")
+	w.must("fleet", "exec", "box", "--", "true")
+	await(wire.UpdateAvailable)
+	if r := w.run("fleet", "exec", "box", "--", "echo", "out"); r.exit != 0 || r.out != "out\n" || !strings.Contains(r.err, "fleet update box brings 8.4.0") {
+		t.Errorf("a notice: %s", r)
+	}
+	if r := w.run("fleet", "exec", "box", "--", "echo", "out"); r.err != "" {
+		t.Errorf("a notice is given again: %s", r)
+	}
+
+	// The default: it waits for the session, loses none of its output, and is done then.
+	w.env = append(slices.Clone(clean), "FLEET_ARTIFACT_DIR="+newer.dir)
+	reconnect()
+	s := w.detach("box", "echo before; while [ ! -e enough ]; do sleep 0.05; done; echo after")
+	await(wire.UpdateDeferred)
+	w.runs("box", "8.3.0")
+	w.sh(h, "dana", "touch enough")
+	w.runs("box", "8.4.0")
+	await(wire.UpdateDone)
+	if r := w.run("fleet", "attach", "box", s.ID, "--from", "0"); r.exit != 0 || r.out != "before\nafter\n" || !strings.Contains(r.err, "was updated from 8.3.0 to 8.4.0") {
+		t.Errorf("after an update: %s", r)
+	}
+	// An older one is none, and one that a person rolled back from is left alone,
+	// by every operator.
+	w.env = append(slices.Clone(clean), "FLEET_ARTIFACT_DIR="+older.dir)
+	reconnect()
+	w.must("fleet", "exec", "box", "--", "true")
+	w.must("fleet", "rollback", "box")
+	w.runs("box", "8.3.0")
+	w.env = append(slices.Clone(clean), "FLEET_ARTIFACT_DIR="+newer.dir)
+	reconnect()
+	w.must("fleet", "exec", "box", "--", "true")
+	await(wire.UpdateHeld)
+	w.runs("box", "8.3.0")
+	w.must("fleet", "update", "box")
+	w.runs("box", "8.4.0")
+	w.env = clean
 }

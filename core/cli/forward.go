@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/splice"
 	"fleet.example/fleet/core/wire"
 
@@ -30,7 +32,11 @@ may use this computer's loopback interface may use the port.
 
 It goes on until it is interrupted. A connection to the machine that is lost takes
 what goes through it along; the port stays, and what connects to it next reaches the
-machine again. With --session, the forward ends when that session does.`,
+machine again. With TARGET agent the port leads to the agent itself, for programs that
+cannot use its UNIX socket: it serves the agent's API to whoever presents the token
+that this command read from its standard input, a line of 32 characters or more that
+the caller made, as "Authorization: Bearer TOKEN". Everybody else, and any browser,
+gets one refusal. With --session, the forward ends when that session does.`,
 		Min: 2, Max: -1, Flags: append(command.JSONFlags(false),
 			&ufcli.StringFlag{Name: "session", Usage: "end when `SESSION` of the machine does"}),
 		Run: func(ctx context.Context, c *command.Call) error {
@@ -42,8 +48,16 @@ machine again. With --session, the forward ends when that session does.`,
 				}
 				specs = append(specs, s)
 			}
-			return with(ctx, c, reach, func(o *fanout.One, _ Target, a *agentclient.Client) error {
-				return forwardAll(ctx, o, a, specs)
+			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
+				var port *agentPort
+				if slices.ContainsFunc(specs, func(s forwardSpec) bool { return s.target == agentTarget }) {
+					caller, err := callerToken(c)
+					if err != nil {
+						return err
+					}
+					port = newAgentPort(t, caller)
+				}
+				return forwardAll(ctx, o, a, specs, port)
 			})
 		}}
 }
@@ -67,11 +81,11 @@ func parseForward(word string) (forwardSpec, error) {
 	}
 	isTarget := func(t string) bool {
 		n, ok := number(t)
-		return strings.HasPrefix(t, "/") || strings.HasPrefix(t, "~/") || ok && n != 0
+		return t == agentTarget || strings.HasPrefix(t, "/") || strings.HasPrefix(t, "~/") || ok && n != 0
 	}
 	if isTarget(rest) {
 		n, ok := number(rest)
-		if !ok {
+		if !ok && rest != agentTarget {
 			return bad("a socket needs a PORT on this side")
 		}
 		s.port, s.target = n, rest
@@ -91,7 +105,7 @@ func parseForward(word string) (forwardSpec, error) {
 		if s.bind == "localhost" {
 			s.bind = "127.0.0.1"
 		}
-		if ip := net.ParseIP(s.bind); ip == nil || !ip.IsLoopback() {
+		if _, err := place.Loopback(net.JoinHostPort(s.bind, "0")); err != nil {
 			return bad("BIND is not a loopback address")
 		}
 		port, target, ok := strings.Cut(after, ":")
@@ -119,7 +133,7 @@ const (
 
 // forwardAll listens for each, and forwards until the context ends, or the
 // session that it belongs to.
-func forwardAll(ctx context.Context, o *fanout.One, a *agentclient.Client, specs []forwardSpec) error {
+func forwardAll(ctx context.Context, o *fanout.One, a *agentclient.Client, specs []forwardSpec, port *agentPort) error {
 	c := o.Call
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -151,7 +165,13 @@ func forwardAll(ctx context.Context, o *fanout.One, a *agentclient.Client, specs
 	}
 	for i, l := range listeners {
 		context.AfterFunc(ctx, func() { l.Close() })
-		f.wg.Go(func() { f.accept(ctx, l, specs[i].target) })
+		f.wg.Go(func() {
+			if specs[i].target == agentTarget {
+				port.serve(ctx, l)
+				return
+			}
+			f.accept(ctx, l, specs[i].target)
+		})
 		if err := f.say(l, specs[i].target, o.Machine.ID); err != nil {
 			return err
 		}

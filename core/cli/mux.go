@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -15,7 +16,8 @@ func muxCommand() *command.Command {
 	return &command.Command{Name: "mux", Group: groupTools, Summary: "the SSH connections that commands share",
 		Help: "A command that reaches a machine from a terminal starts a process that keeps its SSH connection for those " +
 			"that follow, and ends when nobody has used it for ten minutes. Without a terminal, as under cron, a running one " +
-			"is used and none is started. --no-mux on any command goes without.",
+			"is used and none is started. --no-mux on any command goes without. It also updates machines that are connected to; " +
+			"see fleet help update.",
 		Sub: []*command.Command{
 			{Name: "start", Summary: "start sharing, also where there is no terminal", Flags: command.JSONFlags(false), Run: muxStart},
 			{Name: "status", Summary: "show what is open and who uses it", Flags: command.JSONFlags(false), Run: muxStatus},
@@ -107,7 +109,35 @@ func showMux(c *command.Call, m *wire.Mux) error {
 		c.Notef("no connection is open")
 		return nil
 	}
-	return muxGrid(m, time.Now()).write(screenOf(c))
+	if err := muxGrid(m, time.Now()).write(screenOf(c)); err != nil {
+		return err
+	}
+	for _, w := range m.Connections {
+		for _, u := range w.Updates {
+			c.Notef("%s: %s", clean(u.Machine), updateWords(u))
+		}
+	}
+	return nil
+}
+
+// updateWords say what became of an update that nobody asked for by name.
+func updateWords(u wire.MuxUpdate) string {
+	words := map[string]string{
+		wire.UpdateAvailable: "runs %s; fleet update brings %s",
+		wire.UpdateDeferred:  "the update from %s to %s waits",
+		wire.UpdateRunning:   "is being updated from %s%.0s",
+		wire.UpdateDone:      "was updated from %s to %s",
+		wire.UpdateHeld:      "runs %s, and %s was left again there; fleet update brings it all the same",
+		wire.UpdateFailed:    "cannot be updated from %s to %s",
+	}[u.State]
+	if words == "" {
+		return clean(u.State)
+	}
+	text := fmt.Sprintf(words, clean(u.From), clean(u.To))
+	if u.Detail != "" && (u.State == wire.UpdateFailed || u.State == wire.UpdateDeferred) {
+		text += ": " + clean(u.Detail)
+	}
+	return text
 }
 
 func muxGrid(m *wire.Mux, now time.Time) *grid {

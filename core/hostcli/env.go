@@ -154,7 +154,10 @@ func (e *env) installer(p *state.Plane, client *planeclient.Client) (*install.En
 		Signers: signers, Open: e.openAgent,
 		Report: func(wire.Step) {}, Notice: func(string, ...any) {}, Sent: func(int64, int64) {}, Notef: e.notef}
 	if p != nil {
-		in.Plane, in.Links, in.PlaneURL, in.RootsPEM = touching{client, e, p}, p, p.URL(), p.RootsPEM()
+		in.Links, in.PlaneURL, in.RootsPEM = p, p.URL(), p.RootsPEM()
+		if client != nil {
+			in.Plane = touching{client, e, p}
+		}
 		in.PersonKey = p.PublicKey()
 	}
 	return in, nil

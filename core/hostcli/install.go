@@ -13,6 +13,7 @@ import (
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/install"
+	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/settings"
 	"fleet.example/fleet/core/state"
@@ -33,6 +34,10 @@ by --fingerprint, or by naming the evidence that counts with --trust.
 The machine keeps whose signed statements it takes of where the plane is (fleet
 rotate url, ca): the keys in --signers, or yours. The plane cannot change that.
 
+With --listen, programs on the machine that cannot use a UNIX socket reach the agent
+by a port of the loopback interface. Whoever reaches the port without a token gets a
+refusal, and so does a browser. agentd token, on the machine, makes a token.
+
 Without a session on the plane, a terminal shows a short code, and the install
 waits until somebody who is logged in, anywhere, has approved it (fleet approve
 CODE, or the plane's page); the machine is theirs then.
@@ -48,6 +53,7 @@ one document with --json.`,
 			&cli.StringFlag{Name: "scope", Usage: "`SCOPE` of the service: user or system"},
 			&cli.StringFlag{Name: "service-manager", Usage: "service-manager plugin `NAME`", Value: "auto"},
 			&cli.StringFlag{Name: "signers", Usage: "`FILE` with the public keys whose signed statements the machine takes (default, where it has none: the key that logged in)"},
+			&cli.StringFlag{Name: "listen", Usage: "serve the agent's API at `ADDR` of the machine's loopback interface, too, as 127.0.0.1:7750; off ends that"},
 			&cli.StringFlag{Name: "hosts", Usage: "install on every line of `FILE`, or - for standard input"},
 			&cli.IntFlag{Name: "parallel", Usage: "install on `N` hosts at once, with --hosts", Value: 16},
 			&cli.IntFlag{Name: "max-failed", Usage: "with --hosts, begin no more after `N` failures; 0 means never"},
@@ -66,7 +72,7 @@ func trustFlags() []cli.Flag {
 
 func runInstall(ctx context.Context, b Build, c *command.Call) error {
 	o := install.Options{Host: host(c), SSH: settings.SSH(c), Name: c.String("name"), Scope: c.String("scope"),
-		Manager: c.String("service-manager"), Fingerprints: c.StringSlice("fingerprint"), Trust: c.String("trust")}
+		Manager: c.String("service-manager"), Listen: c.String("listen"), Fingerprints: c.StringSlice("fingerprint"), Trust: c.String("trust")}
 	var err error
 	if o.Labels, err = labels(c.StringSlice("label")); err != nil {
 		return err
@@ -149,12 +155,19 @@ func checkInstall(o install.Options, many string) error {
 		return fault.Usagef("--scope is user or system, not %q", o.Scope)
 	case o.Name != "" && wire.CheckName(o.Name) != nil:
 		return fault.Usagef("--name %q: %s", o.Name, wire.ErrName)
+	case o.Listen != "" && o.Listen != "off" && notLoopback(o.Listen) != nil:
+		return fault.Usagef("--listen: %s", notLoopback(o.Listen))
 	case many == "" && o.Host == "":
 		return fault.Usagef("a HOST is missing").WithHint("usage: fleet install HOST")
 	case many != "" && (o.Host != "" || o.Name != "" || len(o.Fingerprints) > 0):
 		return fault.Usagef("--hosts takes hosts, names and fingerprints from its file, not from arguments")
 	}
 	return nil
+}
+
+func notLoopback(addr string) error {
+	_, err := place.Loopback(addr)
+	return err
 }
 
 func labels(args []string) (map[string]string, error) {

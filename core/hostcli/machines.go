@@ -6,8 +6,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/urfave/cli/v2"
+
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/operator"
@@ -20,9 +23,35 @@ import (
 type deed func(in *install.Env, ctx context.Context, l state.Link) (*wire.Install, error)
 
 func updateCommand(b Build) *command.Command {
-	return onMachines(b, "update", "bring machines to the artifact that this fleet has", `The former version stays on the machine for fleet rollback. A machine whose
-sessions run is left alone and reported as deferred. If the new version does not
-check in, the former one comes back by itself.`, fanout.Spec{Does: "update"}, (*install.Env).Update)
+	cmd := onMachines(b, "update", "bring machines to the artifact that this fleet has", `The former version stays on the machine for fleet rollback. A machine whose
+sessions run is left alone and reported as deferred; --wait waits for their end. If
+the new version does not check in, the former one comes back by itself.
+
+Without being asked, the process that shares connections (fleet help mux) updates a
+machine that you connect to when what lies here is newer, once no session runs there
+and nothing is forwarded; the next command says so on standard error, and fleet mux
+status shows it. Not where the versions cannot be compared, and not to a version that
+was left again by fleet rollback or that did not check in: fleet update brings such a
+one. --updates notice, FLEET_UPDATES or updates = "notice" in the configuration only
+say it; never does neither.`, fanout.Spec{Does: "update"}, (*install.Env).Update)
+	cmd.Flags = append(cmd.Flags,
+		&cli.BoolFlag{Name: "wait", Usage: "where sessions run, wait for their end"},
+		&cli.DurationFlag{Name: "timeout", Usage: "with --wait, for at most `D`; 0 means for ever", Value: 5 * time.Minute})
+	return cmd
+}
+
+// deferredEvery is how often an update that waits for sessions is tried again.
+const deferredEvery = 3 * time.Second
+
+// whenIdle does a deed, and again while it is deferred and may wait.
+func whenIdle(ctx context.Context, c *command.Call, do func(context.Context) (*wire.Install, error)) (*wire.Install, error) {
+	wait, limit := c.Bool("wait"), c.Duration("timeout")
+	for end := time.Now().Add(limit); ; {
+		doc, err := do(ctx)
+		if !wait || err == nil || fault.Of(err).Code != wire.CodeDeferred || limit > 0 && time.Now().After(end) || !pause(ctx, deferredEvery) {
+			return doc, err
+		}
+	}
 }
 
 func rollbackCommand(b Build) *command.Command {
@@ -80,7 +109,7 @@ func onMachines(b Build, name, summary, help string, spec fanout.Spec, do deed) 
 					defer show.done()
 					one.Report, one.Notice, one.Sent = show.step, show.notice, show.sent
 				}
-				doc, err := do(&one, ctx, *o.Link)
+				doc, err := whenIdle(ctx, c, func(ctx context.Context) (*wire.Install, error) { return do(&one, ctx, *o.Link) })
 				return fanout.Outcome{Document: doc, Words: doneWords(name, doc), Show: func(c *command.Call) error {
 					_, err := fmt.Fprintf(c.Stdout, "%s  %s  %s\n", o.ID, command.Clean(o.Name), command.Clean(doneWords(name, doc)))
 					return err

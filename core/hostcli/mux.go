@@ -114,6 +114,7 @@ func runMux(ctx context.Context, b Build, c *command.Call) error {
 		if err != nil {
 			return err
 		}
+		conf.Upkeep = newUpkeep(e).attend
 		conf.Idle, conf.Retire = muxIdle, func() bool {
 			if !own.remove(path) {
 				return false

@@ -2,9 +2,12 @@ package install
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path"
 	"time"
 
+	"fleet.example/fleet/core/artifact"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/remote"
@@ -19,8 +22,15 @@ import (
 // pinned key, and finds the directories. Steps then run on it as on an install.
 func (e *Env) existing(ctx context.Context, hostArg string, flags sshconfig.Flags, doc *wire.Install) (*run, error) {
 	r := &run{Env: e, o: Options{Host: hostArg, SSH: flags, Manager: "auto"}, doc: doc}
+	return r, r.existing(ctx)
+}
+
+// existing opens the installation; a connection that was lent is used.
+func (r *run) existing(ctx context.Context) error {
 	err := r.step(ctx, "connect", func(ctx context.Context) (bool, string, error) {
-		if _, _, err := r.connect(ctx); err != nil {
+		if r.lent {
+			r.conf, r.doc.HostKey, r.doc.Matched.Account = r.conn.Config, HostKeyDoc(r.conn), true
+		} else if _, _, err := r.connect(ctx); err != nil {
 			return false, "", err
 		}
 		if !r.conn.Pinned {
@@ -39,7 +49,7 @@ func (e *Env) existing(ctx context.Context, hostArg string, flags sshconfig.Flag
 			return false, "", err
 		}
 		if r.scope == "" {
-			return false, "", fault.New(fault.NotFound, "not_installed", "no agent is installed at %s for this account", r.conf).WithHint("fleet install %s", hostArg)
+			return false, "", fault.New(fault.NotFound, "not_installed", "no agent is installed at %s for this account", r.conf).WithHint("fleet install %s", r.o.Host)
 		}
 		if err := r.askSudo(ctx); err != nil {
 			return false, "", err
@@ -48,7 +58,7 @@ func (e *Env) existing(ctx context.Context, hostArg string, flags sshconfig.Flag
 		r.host = remote.New(r.conn, r.facts)
 		r.host.Phase, r.host.Scope, r.host.DataDir = sdk.PhaseChange, sdk.Scope(r.scope), r.dirs.Data
 		r.host.Notice = func(m string) { r.Notice("%s", m) }
-		if err := r.lock(ctx); err != nil {
+		if err := r.lockInTurn(ctx); err != nil {
 			return false, "", err
 		}
 		if r.record, err = ReadRecord(ctx, r.host, r.dirs.Data); err != nil {
@@ -61,9 +71,35 @@ func (e *Env) existing(ctx context.Context, hostArg string, flags sshconfig.Flag
 	})
 	if err != nil {
 		r.close()
-		return nil, err
+		r.conn, r.free = nil, nil
 	}
-	return r, nil
+	return err
+}
+
+// turnIn bounds how long another install may take before this one gives up.
+const turnIn = 2 * time.Minute
+
+// lockInTurn takes the lock, and waits for another install of the account that
+// has it: what it leaves is then found as it is.
+func (r *run) lockInTurn(ctx context.Context) (err error) {
+	for end, said := time.Now().Add(turnIn), false; ; said = true {
+		if r.lent {
+			r.free, err = r.holdLock(ctx)
+		} else {
+			err = r.lock(ctx)
+		}
+		if err == nil || fault.Of(err).Code != "install_running" || time.Now().After(end) {
+			return err
+		}
+		if !said {
+			r.Notice("connect: another install of this account runs on the machine")
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 func (r *run) matched(ctx context.Context, machine string) error {
@@ -110,46 +146,111 @@ func (e *Env) Update(ctx context.Context, l state.Link) (*wire.Install, error) {
 	if r.art, err = r.Artifact(r.facts.GOOS, r.facts.GOARCH); err != nil {
 		return doc, err
 	}
+	return doc, r.update(ctx, l)
+}
+
+// update brings the machine to r.art.
+func (r *run) update(ctx context.Context, l state.Link) error {
 	if r.found.current == r.art.ID {
 		ok, err := intact(ctx, r.host, r.dirs.Data, r.art)
 		if err == nil && ok && r.runsCurrent(ctx, r.art.ID) {
-			doc.Artifact = &wire.InstallArtifact{Version: r.art.Manifest.Version, SHA256: r.art.ID}
-			return doc, r.step(ctx, "verify", func(context.Context) (bool, string, error) { return true, "runs this version", nil })
+			r.doc.Artifact = &wire.InstallArtifact{Version: r.art.Manifest.Version, SHA256: r.art.ID}
+			return r.step(ctx, "verify", func(context.Context) (bool, string, error) { return true, "runs this version", nil })
 		}
 		// One that died after the switch left the version to come back to there.
 		r.was = r.found.previous
 	}
 	if err := r.idle(ctx); err != nil {
-		return doc, err
+		return err
 	}
 	if err := r.step(ctx, "upload", r.upload); err != nil {
-		return doc, err
+		return err
 	}
 	if err := r.step(ctx, "verify", r.verify); err != nil {
-		return doc, err
+		return err
 	}
 	if err := r.handOver(ctx); err != nil {
-		return doc, r.comeBack(ctx, err)
+		return r.comeBack(ctx, err)
+	}
+	if r.found.held == r.art.ID {
+		r.hold(ctx, "")
 	}
 	r.prune(ctx)
-	return doc, e.Links.UpdateLink(ctx, l.Machine, func(l *state.Link) { l.Artifact = r.art.ID })
+	return r.Links.UpdateLink(ctx, l.Machine, func(l *state.Link) { l.Artifact = r.art.ID })
+}
+
+// ErrNothing says that there is nothing newer for a machine than what it runs.
+var ErrNothing = errors.New("there is nothing newer for the machine")
+
+// UpdateOver is Update for a machine that a person has just connected to, over
+// that connection, which stays (R4). It is for nothing but what is newer than
+// the version that runs there, and was not left again by a person's rollback or
+// because it did not check in: whoever wants such a one asks for it. Unlike an
+// update that somebody asks for it also waits for connections that are forwarded.
+func (e *Env) UpdateOver(ctx context.Context, conn *sshconn.Conn, l state.Link, runs string) (*wire.Install, error) {
+	facts, err := conn.Facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	art, err := e.Artifact(facts.GOOS, facts.GOARCH)
+	if err != nil {
+		return nil, err
+	}
+	doc := &wire.Install{Schema: wire.SchemaInstall, Host: l.Host, Steps: []wire.Step{},
+		Artifact: &wire.InstallArtifact{Version: art.Manifest.Version, SHA256: art.ID}}
+	if !artifact.Newer(art.Manifest.Version, runs) {
+		return doc, ErrNothing
+	}
+	r := &run{Env: e, o: Options{Host: l.Host, Manager: "auto"}, doc: doc, conn: conn, lent: true, art: art, onConnect: true}
+	if err := r.existing(ctx); err != nil {
+		return doc, err
+	}
+	defer r.close()
+	if err := r.matched(ctx, l.Machine); err != nil {
+		return doc, err
+	}
+	// Another operator may have been quicker.
+	st, err := r.status(ctx, nil)
+	switch {
+	case err != nil:
+		return doc, err
+	case !artifact.Newer(art.Manifest.Version, st.Version):
+		return doc, ErrNothing
+	case r.found.held == art.ID:
+		return doc, fault.New(fault.Refused, "held", "version %s was left again on this machine", art.Manifest.Version).
+			WithHint("fleet update %s brings it all the same", l.Machine)
+	}
+	return doc, r.update(ctx, l)
+}
+
+// hold remembers on the machine, for every operator, the version that was left;
+// none with "".
+func (r *run) hold(ctx context.Context, id string) {
+	file := path.Join(r.dirs.Data, place.HeldFile)
+	var err error
+	if id == "" {
+		err = r.host.Remove(ctx, false, file)
+	} else {
+		_, err = r.host.WriteFile(ctx, file, []byte(id+"\n"), 0o600, false)
+	}
+	if err != nil {
+		r.Notef("cannot remember which version was left: %v", err)
+	}
 }
 
 // idle refuses while sessions run: another version waits for them (R4).
 func (r *run) idle(ctx context.Context) error {
 	return r.step(ctx, "idle", func(ctx context.Context) (bool, string, error) {
-		a, err := r.Open(ctx, r.conn, r.dirs)
+		st, err := r.status(ctx, nil)
 		if err != nil {
 			return false, "", err
 		}
-		defer a.Close()
-		st, err := a.Status(ctx)
-		if err != nil {
-			return false, "", err
-		}
-		if st.Sessions > 0 {
-			return false, "", fault.New(fault.NotYet, "deferred", "deferred while %s", running(st.Sessions)).
-				WithHint("fleet sessions %s shows them; fleet drain keeps new ones away", r.admitted.Machine)
+		switch {
+		case st.Sessions > 0:
+			return false, "", fault.New(fault.NotYet, wire.CodeDeferred, "deferred while %s", running(st.Sessions)).
+				WithHint("fleet sessions %s shows them; fleet drain keeps new ones away; --wait waits for their end", r.admitted.Machine)
+		case r.onConnect && st.Forwards > 0:
+			return false, "", fault.New(fault.NotYet, wire.CodeDeferred, "deferred while connections are forwarded through the machine")
 		}
 		return false, "", nil
 	})
@@ -195,6 +296,7 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 		if err := m.Restart(ctx, h, spec); err != nil {
 			return false, "", err
 		}
+		r.hold(ctx, r.doc.Artifact.SHA256)
 		return false, r.was, awaitRunning(ctx, m, h, spec)
 	})
 	if err != nil {
@@ -256,6 +358,7 @@ check_sums < .sums.$$; r=$?; rm -f .sums.$$
 	if err := r.handOver(ctx); err != nil {
 		return doc, r.comeBack(ctx, err)
 	}
+	r.hold(ctx, r.was)
 	return doc, e.Links.UpdateLink(ctx, l.Machine, func(l *state.Link) { l.Artifact = id })
 }
 

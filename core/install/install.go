@@ -127,6 +127,9 @@ type Options struct {
 	// StatementSigners are the keys whose statements the machine is to take, in
 	// place of those that it has; empty: it keeps them, or takes PersonKey's.
 	StatementSigners []byte
+	// Listen is where the agent is to serve its API on the machine's loopback
+	// interface, too; "off": nowhere, "": as before.
+	Listen string
 }
 
 // run is one install under way.
@@ -136,6 +139,8 @@ type run struct {
 	doc   *wire.Install
 	conf  *sshconfig.Config
 	conn  *sshconn.Conn
+	lent  bool   // conn is another's, and stays
+	free  func() // gives up the lock on one
 	facts *sshconn.Facts
 	host  *remote.Host
 
@@ -150,6 +155,7 @@ type run struct {
 	secret       secret.Text
 	art          *artifact.Artifact
 	runs         string // the version that is to run: art's, or the former one while sessions run (R4)
+	onConnect    bool   // nobody asked for the update by name
 	switched     bool   // current now names another version than before
 	was          string
 }
@@ -222,7 +228,10 @@ func (r *run) close() {
 			r.Notef("cannot end the service plugin: %v", err)
 		}
 	}
-	if r.conn != nil {
+	if r.free != nil {
+		r.free()
+	}
+	if r.conn != nil && !r.lent {
 		r.conn.Close()
 	}
 }

@@ -1,16 +1,20 @@
 package install
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path"
 	"reflect"
 	"strings"
+	"time"
 
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
@@ -27,6 +31,7 @@ type found struct {
 	latched    bool
 	current    string // content hash that current names, or ""
 	previous   string // that of the version before, or ""
+	held       string // that of one that was left again, or ""
 }
 
 // What an install needs on the machine: the archive, the files twice over, and
@@ -263,6 +268,55 @@ for try in 1 2 3; do
 done
 exit 91`
 
+// holdLock is lock on a connection that stays when this is over. A shell of its
+// own holds it, until release.
+func (r *run) holdLock(ctx context.Context) (release func(), err error) {
+	s, err := r.conn.Stream(ctx, sshconn.Script{Args: []string{r.dirs.Data}, Body: "(" + lockScript + `
+)
+r=$?
+echo "$r"
+[ "$r" = 0 ] || exit 1
+cat >/dev/null
+rm -f "$1/install.lock"`})
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	line, err := bufio.NewReaderSize(io.LimitReader(s, 256), 256).ReadString('\n')
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("cannot lock the data directory on the machine: %w", cmp.Or(ctx.Err(), err))
+	}
+	if err := locked(strings.TrimSpace(line)); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return func() {
+		if h, ok := s.(interface{ CloseWrite() error }); ok {
+			h.CloseWrite()
+			// It ends by itself; a shell that does not is ended, and what a dead
+			// one holds is free.
+			time.AfterFunc(releaseIn, func() { s.Close() })
+			return
+		}
+		s.Close()
+	}, nil
+}
+
+// releaseIn is how long the holder of a lock may take to let go of it.
+const releaseIn = 5 * time.Second
+
+func locked(exit string) error {
+	switch exit {
+	case "0":
+		return nil
+	case "90":
+		return fault.New(fault.Refused, "install_running", "another install of this account runs on the machine").WithHint("wait for it to end, then run this again")
+	}
+	return fmt.Errorf("cannot lock the data directory on the machine: exit status %s", exit)
+}
+
 // lock keeps two installs from interleaving. It names the shell at the other
 // end of this connection, which dies with the connection.
 func (r *run) lock(ctx context.Context) error {
@@ -271,7 +325,7 @@ func (r *run) lock(ctx context.Context) error {
 	case err != nil:
 		return err
 	case res.Exit == 90:
-		return fault.New(fault.Refused, "install_running", "another install of this account runs on the machine").WithHint("wait for it to end, then run this again")
+		return locked("90")
 	case res.Exit != 0:
 		return fmt.Errorf("cannot lock the data directory on the machine: %w", res.Err())
 	}
@@ -300,6 +354,7 @@ cat "$f" || exit 1
 [ -e "$1/latch" ] && echo latched
 [ -L "$1/current" ] && printf 'current %s\n' "$(readlink "$1/current")"
 [ -L "$1/previous" ] && printf 'previous %s\n' "$(readlink "$1/previous")"
+[ -s "$1/held" ] && printf 'held %s\n' "$(cat "$1/held")"
 true`})
 	if err != nil {
 		return err
@@ -326,6 +381,8 @@ true`})
 			r.found.current = path.Base(lines[i+2])
 		case w == "previous" && i+2 < len(lines):
 			r.found.previous = path.Base(lines[i+2])
+		case w == "held" && i+2 < len(lines):
+			r.found.held = lines[i+2]
 		}
 	}
 	return nil

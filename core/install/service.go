@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -141,6 +142,10 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 	if err := r.writeRecord(ctx, rendered); err != nil {
 		return false, "", err
 	}
+	moved, err := r.listen(ctx)
+	if err != nil {
+		return false, "", err
+	}
 	if changed {
 		if err := r.manager.Reload(ctx, h, spec); err != nil {
 			return false, "", err
@@ -167,7 +172,7 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 	}
 	running := before.State == sdk.StateRunning
 	// An install that died after the switch left the former version running.
-	stale := running && (r.switched || !r.runsCurrent(ctx, r.runs))
+	stale := running && (r.switched || moved || !r.runsCurrent(ctx, r.runs))
 	switch {
 	case stale:
 		if err := r.restartAgent(ctx, h, spec); err != nil {
@@ -187,6 +192,26 @@ func (r *run) service(ctx context.Context) (bool, string, error) {
 		return false, "", err
 	}
 	return running && !changed && !stale, detail, nil
+}
+
+// listen leaves on the machine where the agent serves its loopback port. It
+// stands in the data directory, so that updates, rollbacks and service managers
+// have no say in it.
+func (r *run) listen(ctx context.Context) (changed bool, err error) {
+	if r.o.Listen == "" {
+		return false, nil
+	}
+	file := path.Join(r.dirs.Data, place.ListenFile)
+	if r.o.Listen != "off" {
+		if changed, err = r.host.WriteFile(ctx, file, []byte(r.o.Listen+"\n"), 0o600, false); err != nil {
+			return false, fmt.Errorf("cannot write where the agent listens: %w", err)
+		}
+		return changed, nil
+	}
+	if _, _, err := r.host.ReadFile(ctx, file, 0); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return true, r.host.Remove(ctx, false, file)
 }
 
 // linger turns lingering on where it matters, and says so where it cannot.

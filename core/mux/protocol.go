@@ -56,6 +56,11 @@ type Hello struct {
 	Renew   bool   `json:"renew,omitempty"` // with OpToken: the last one was refused
 	Fresh   bool   `json:"fresh,omitempty"` // with OpStream: none that was kept ready
 	Verb    string `json:"verb,omitempty"`  // with OpControl
+
+	// Updates says what becomes of a machine that runs something older than what
+	// lies here (settings.Updates), and Artifacts where else to look for it.
+	Updates   string `json:"updates,omitempty"`
+	Artifacts string `json:"artifacts,omitempty"`
 }
 
 // Answer is a server's message. All but a Note, what is Said, Need and

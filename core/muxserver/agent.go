@@ -10,9 +10,11 @@ import (
 
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/install"
+	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/reach"
 	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/sshconn"
+	"fleet.example/fleet/core/wire"
 )
 
 const (
@@ -31,6 +33,8 @@ type agent struct {
 	conn    *sshconn.Conn
 	reach   *reach.Agent
 	machine string
+	way     *way
+	hello   mux.Hello // of the first client
 
 	mu       sync.Mutex
 	minting  *minting // one mint and match at a time; the others wait and share it
@@ -39,12 +43,32 @@ type agent struct {
 	matched  time.Time
 	checking bool
 	used     time.Time
+	attended bool            // upkeep was begun
+	update   *wire.MuxUpdate // what became of it
+	news     string          // to tell once
 	spares   spares
 }
 
-// tokenOf returns a token of an agent that was matched. With renew, the token
-// before was refused.
+// tokenOf returns a token of an agent that was matched, for a client, who hears
+// what there is to tell. With renew, the token before was refused.
 func (g *agent) tokenOf(ctx context.Context, renew bool) (secret.Text, string, error) {
+	tok, warning, err := g.matchedToken(ctx, renew)
+	if err == nil {
+		g.mu.Lock()
+		g.used = time.Now()
+		warning = g.told(warning)
+		g.mu.Unlock()
+	}
+	return tok, warning, err
+}
+
+// ownToken is a token for the server itself.
+func (g *agent) ownToken(ctx context.Context, renew bool) (secret.Text, error) {
+	tok, _, err := g.matchedToken(ctx, renew)
+	return tok, err
+}
+
+func (g *agent) matchedToken(ctx context.Context, renew bool) (secret.Text, string, error) {
 	g.mu.Lock()
 	before, old := g.token, time.Since(g.matched) > matchHolds
 	if old && !before.Empty() && !renew && !g.checking {
@@ -52,7 +76,6 @@ func (g *agent) tokenOf(ctx context.Context, renew bool) (secret.Text, string, e
 		g.server.wg.Go(g.recheck)
 	}
 	warning := g.warning
-	g.used = time.Now()
 	g.mu.Unlock()
 	if !before.Empty() && !renew {
 		return before, warning, nil
@@ -93,8 +116,9 @@ type minting struct {
 func (g *agent) mint(ctx context.Context, m *minting) (tok secret.Text, warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, matchIn)
 	defer cancel()
+	var runs string
 	if tok, err = g.reach.Mint(ctx, ""); err == nil {
-		warning, err = g.match(ctx, tok)
+		runs, warning, err = g.match(ctx, tok)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,26 +128,27 @@ func (g *agent) mint(ctx context.Context, m *minting) (tok secret.Text, warning 
 		return secret.Text{}, "", err
 	}
 	g.token, g.warning, g.matched = tok, warning, time.Now()
+	g.upkeep(runs)
 	return tok, warning, nil
 }
 
 // match holds the three facts against each other (R5). The connection sees to
 // the first two: it is the account's, and its host key is pinned.
-func (g *agent) match(ctx context.Context, tok secret.Text) (warning string, err error) {
+func (g *agent) match(ctx context.Context, tok secret.Text) (runs, warning string, err error) {
 	client := agentclient.New(minted{g.reach, tok})
 	defer client.Close()
 	id, err := client.Identity(ctx)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	if err := install.Match(*id, g.machine, -1); err != nil {
-		return "", err
+		return "", "", err
 	}
 	if !id.Row.Fresh {
-		return fmt.Sprintf("the machine last heard from the plane %s ago; its row of then stands",
+		return id.Version, fmt.Sprintf("the machine last heard from the plane %s ago; its row of then stands",
 			time.Duration(id.Row.AgeS*float64(time.Second)).Round(time.Second)), nil
 	}
-	return "", nil
+	return id.Version, "", nil
 }
 
 // recheck makes the match again. If it fails, the next client mints and matches
@@ -134,7 +159,7 @@ func (g *agent) recheck() {
 	g.mu.Lock()
 	tok := g.token
 	g.mu.Unlock()
-	warning, err := g.match(ctx, tok)
+	_, warning, err := g.match(ctx, tok)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.checking = false

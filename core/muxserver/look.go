@@ -2,6 +2,7 @@ package muxserver
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -33,6 +34,7 @@ func (s *Server) look(ctx context.Context) {
 		ways := s.list()
 		idle := s.Idle > 0 && s.clients == 0 && time.Since(s.lastUsed) > s.Idle
 		s.mu.Unlock()
+		idle = idle && !slices.ContainsFunc(ways, (*way).isBusy)
 		if idle && s.retire() {
 			s.stop()
 			return
@@ -49,7 +51,7 @@ func (s *Server) look(ctx context.Context) {
 func (s *Server) attend(w *way, slept bool) {
 	w.mu.Lock()
 	conn, route, trust := w.live(), w.route, w.trust
-	unused := s.Idle > 0 && w.clients == 0 && w.attempt == nil && time.Since(w.used) > s.Idle
+	unused := s.Idle > 0 && w.clients == 0 && w.busy == 0 && w.attempt == nil && time.Since(w.used) > s.Idle
 	for _, g := range w.agents {
 		g.air()
 	}
@@ -57,7 +59,7 @@ func (s *Server) attend(w *way, slept bool) {
 	if unused {
 		s.mu.Lock()
 		w.mu.Lock()
-		unused = w.clients == 0 // or one has come meanwhile, and keeps it
+		unused = w.clients == 0 && w.busy == 0 // or one has come meanwhile, and keeps it
 		if unused {
 			delete(s.ways, w.key)
 		}

@@ -45,6 +45,9 @@ type Config struct {
 	// dialled still stands. It returns a mark of what it saw; the same mark means
 	// that nothing changed since.
 	Trusted func(conn *sshconn.Conn, route *sshconfig.Chain, seen string) (mark string, ok bool)
+	// Upkeep attends to a machine once it was matched over a new connection, beside
+	// whatever that is used for. It may be nil.
+	Upkeep func(ctx context.Context, m Upkept)
 	// Outcome is told how a dial ended. It may be nil.
 	Outcome func(h mux.Hello, err error)
 

@@ -38,6 +38,7 @@ type way struct {
 	since   time.Time // of the state
 	used    time.Time
 	clients int
+	busy    int // what goes on over it besides
 	agents  map[agentKey]*agent
 }
 
@@ -240,7 +241,7 @@ func (s *Server) agent(w *way, conn *sshconn.Conn, h mux.Hello, note func(string
 	defer w.mu.Unlock()
 	g := w.agents[k]
 	if g == nil || g.conn != conn {
-		g = &agent{server: s, conn: conn, machine: h.Machine,
+		g = &agent{server: s, conn: conn, machine: h.Machine, way: w, hello: h,
 			reach: reach.New(conn, place.Dirs{Data: h.DataDir, Runtime: h.Runtime}, note)}
 		w.agents[k] = g
 	}
@@ -305,9 +306,15 @@ func (w *way) status() wire.MuxConnection {
 	case w.failed != nil:
 		c.Error = fault.Of(w.failed).Msg
 	}
-	for k := range w.agents {
+	for k, g := range w.agents {
 		c.Machines = append(c.Machines, k.machine)
+		g.mu.Lock()
+		if g.update != nil {
+			c.Updates = append(c.Updates, *g.update)
+		}
+		g.mu.Unlock()
 	}
+	slices.SortFunc(c.Updates, func(a, b wire.MuxUpdate) int { return strings.Compare(a.Machine, b.Machine) })
 	slices.Sort(c.Machines)
 	c.Machines = slices.Compact(c.Machines)
 	return c

@@ -67,6 +67,8 @@ const (
 	LogDir           = "log"
 	LogFile          = "log/agentd.log"
 	FactsFile        = "facts.json"
+	HeldFile         = "held"   // the version that a person or a failure led away from
+	ListenFile       = "listen" // where the agent serves its API on the loopback interface, if at all
 )
 
 // Names in the runtime directory.

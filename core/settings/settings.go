@@ -29,7 +29,26 @@ func Flags() []cli.Flag {
 		&cli.StringFlag{Name: "token-file", Usage: "private `FILE` with an automation token, instead of a session", EnvVars: []string{"FLEET_TOKEN_FILE"}},
 		&cli.BoolFlag{Name: "no-input", Usage: "never ask; fail and name the flag that answers", EnvVars: []string{"FLEET_NO_INPUT"}},
 		&cli.BoolFlag{Name: "no-mux", Usage: "share no SSH connection with other commands", EnvVars: []string{"FLEET_NO_MUX"}},
+		&cli.StringFlag{Name: "updates", Usage: "`WHEN` a machine is updated that runs something older than this fleet has: on-connect, notice or never", Value: UpdatesOnConnect, EnvVars: []string{"FLEET_UPDATES"}},
 		&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say more on standard error", EnvVars: []string{"FLEET_VERBOSE"}},
+	}
+}
+
+// When a machine is updated that a person connects to and that runs something
+// older than what the person's fleet has (R4).
+const (
+	UpdatesOnConnect = "on-connect" // then, beside the work, once no session runs
+	UpdatesNotice    = "notice"     // not by itself: it is said
+	UpdatesNever     = "never"
+)
+
+// Updates reads the setting.
+func Updates(c *command.Call) (string, error) {
+	switch u := c.String("updates"); u {
+	case UpdatesOnConnect, UpdatesNotice, UpdatesNever:
+		return u, nil
+	default:
+		return "", fault.Usagef("--updates is on-connect, notice or never, not %q", u)
 	}
 }
 
@@ -41,6 +60,7 @@ type file struct {
 	Verbose   *bool   `toml:"verbose"`
 	NoMux     *bool   `toml:"no_mux"`
 	Parallel  *int    `toml:"parallel"`
+	Updates   *string `toml:"updates"`
 }
 
 // Load reads the configuration files, the strongest value of each key winning,
@@ -72,6 +92,7 @@ func Load(d state.Dirs) (map[string]string, error) {
 		}
 		set("plane", f.Plane)
 		set("token-file", f.TokenFile)
+		set("updates", f.Updates)
 		for name, v := range map[string]*bool{"no-input": f.NoInput, "verbose": f.Verbose, "no-mux": f.NoMux} {
 			if v != nil {
 				out[name] = strconv.FormatBool(*v)

@@ -78,10 +78,12 @@ type AgentStatus struct {
 	LastCheck *LastCheck `json:"last_check"`
 	Blockers  []Blocker  `json:"blockers"`
 	Probed    bool       `json:"probed"`
-	Sessions  int        `json:"sessions"` // running ones
+	Sessions  int        `json:"sessions"`           // running ones
+	Forwards  int        `json:"forwards,omitempty"` // connections that are forwarded
 	Draining  bool       `json:"draining"`
 	DataDir   string     `json:"data_dir"`
 	Socket    string     `json:"socket"`
+	Listen    string     `json:"listen,omitempty"` // the port of the loopback interface that is served, too
 }
 
 // LastCheck is the outcome of the last check that was made.

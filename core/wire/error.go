@@ -11,6 +11,7 @@ const (
 	CodeNotFound      = "not_found"
 	CodeForbidden     = "forbidden" // authenticated, but not allowed to
 	CodeConflict      = "conflict"
+	CodeDeferred      = "deferred" // it waits for sessions to end
 	CodeDeleted       = "deleted"
 	CodeInternal      = "internal"
 	CodeLoginRequired = "login_required"

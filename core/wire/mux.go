@@ -30,4 +30,26 @@ type MuxConnection struct {
 	Clients     int      `json:"clients"` // streams that are open
 	Machines    []string `json:"machines"`
 	Error       string   `json:"error,omitempty"` // why it is down
+	// Updates are what became of machines that something newer was there for.
+	Updates []MuxUpdate `json:"updates,omitempty"`
+}
+
+// States of an update that nobody asked for by name.
+const (
+	UpdateAvailable = "available" // it is said, and nothing else
+	UpdateDeferred  = "deferred"  // while sessions run, or connections are forwarded
+	UpdateRunning   = "running"
+	UpdateDone      = "done"
+	UpdateHeld      = "held" // a person or a failure led away from that version
+	UpdateFailed    = "failed"
+)
+
+// MuxUpdate is a machine's update on connect.
+type MuxUpdate struct {
+	Machine string `json:"machine"`
+	State   string `json:"state"`
+	From    string `json:"from"` // version
+	To      string `json:"to,omitempty"`
+	Detail  string `json:"detail,omitempty"`
+	At      Time   `json:"at"`
 }
