@@ -16,6 +16,7 @@ import (
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/loopback"
 	"fleet.example/fleet/core/secret"
+	"fleet.example/fleet/core/wire"
 )
 
 // A port that leads to the agent itself, for callers that cannot use a UNIX
@@ -129,13 +130,26 @@ func (s *slotted) Close() error {
 	return err
 }
 
-// renewing presents the agent's token, and another one when that is refused.
+// renewing presents the agent's token, and another one when that is refused. A
+// body is sent once, so that what has one is preceded by a question without.
 type renewing struct {
 	http.RoundTripper
 	way Target
 }
 
 func (t renewing) RoundTrip(r *http.Request) (*http.Response, error) {
+	once := r.Body != nil && r.Body != http.NoBody
+	if once {
+		ask, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://agent"+wire.PathIdentity, http.NoBody)
+		if err != nil {
+			return nil, err
+		}
+		resp, err := t.RoundTrip(ask)
+		if err != nil {
+			return nil, err
+		}
+		drop(resp)
+	}
 	for renew := false; ; renew = true {
 		ctx, cancel := context.WithTimeout(r.Context(), forwardIn)
 		tok, err := t.way.Token(ctx, renew)
@@ -146,11 +160,14 @@ func (t renewing) RoundTrip(r *http.Request) (*http.Response, error) {
 		out := r.Clone(r.Context())
 		out.Header.Set("Authorization", "Bearer "+tok.Reveal())
 		resp, err := t.RoundTripper.RoundTrip(out)
-		replayable := r.Body == nil || r.Body == http.NoBody
-		if err != nil || resp.StatusCode != http.StatusUnauthorized || renew || !replayable {
+		if err != nil || resp.StatusCode != http.StatusUnauthorized || renew || once {
 			return resp, err
 		}
-		io.Copy(io.Discard, io.LimitReader(resp.Body, 4096))
-		resp.Body.Close()
+		drop(resp)
 	}
+}
+
+func drop(resp *http.Response) {
+	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+	resp.Body.Close()
 }
