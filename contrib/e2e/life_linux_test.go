@@ -97,6 +97,70 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 		w.sh(h, "dana", "rm -r copied large")
 	})
 
+	t.Run("watch", func(t *testing.T) { // R35
+		w.sh(h, "dana", "mkdir -p watched/a")
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := w.cmd(ctx, "fleet", "file", "watch", "box:watched", "--json")
+		var said lockedBuffer
+		cmd.Stderr = &said
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		events := json.NewDecoder(out)
+		// until passes over what else is told of the same deeds.
+		until := func(event string, path wire.Bytes) (ev wire.WatchEvent) {
+			t.Helper()
+			for {
+				ev = wire.WatchEvent{}
+				if err := events.Decode(&ev); err != nil {
+					t.Fatalf("no %s of %s: %v: %s", event, path, err, said.String())
+				}
+				if ev.Event == event && ev.Path == path {
+					return ev
+				}
+				if ev.Event == wire.WatchOverflow {
+					t.Fatalf("%+v before %s of %s", ev, event, path)
+				}
+			}
+		}
+		if ev := until(wire.WatchReady, ""); ev.Root != "/home/dana/watched" || ev.Machine != doc.Machine.ID {
+			t.Errorf("%+v", ev)
+		}
+		w.sh(h, "dana", "echo x >watched/a/one && mv watched/a/one watched/two && mkdir -p watched/n/m && echo y >watched/n/m/f && rm -r watched/n")
+		until(wire.WatchCreated, "a/one")
+		until(wire.WatchWritten, "a/one")
+		if ev := until(wire.WatchRenamed, "two"); ev.From != "a/one" {
+			t.Errorf("%+v", ev)
+		}
+		until(wire.WatchCreated, "n")
+		until(wire.WatchRemoved, "n")
+		// The connection is cut, and nothing is missed.
+		w.sh(h, "dana", "pkill -KILL -u dana -x sshd; echo z >watched/meanwhile")
+		until(wire.WatchWritten, "meanwhile")
+		// Another agent knows nothing of what happened before it came.
+		w.sh(h, "dana", "systemctl --user restart fleet-agent")
+		for ev := (wire.WatchEvent{}); ev.Event != wire.WatchOverflow; {
+			ev = wire.WatchEvent{}
+			if err := events.Decode(&ev); err != nil {
+				t.Fatalf("%v: %s", err, said.String())
+			}
+			if ev.Event == wire.WatchOverflow && ev.Reason != wire.OverflowResume {
+				t.Errorf("%+v", ev)
+			}
+		}
+		until(wire.WatchReady, "")
+		cmd.Process.Signal(syscall.SIGINT)
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 || !strings.Contains(said.String(), "reconnected") {
+			t.Errorf("%v: %s", err, said.String())
+		}
+		w.sh(h, "dana", "rm -r watched")
+	})
+
 	t.Run("forward", func(t *testing.T) { // R31
 		var agent wire.AgentStatus
 		if err := json.Unmarshal([]byte(w.sh(h, "dana", "~/.local/share/fleet-agent/*/current/agentd status --json")), &agent); err != nil {
