@@ -1,7 +1,7 @@
 // Command reach measures how fast hosts are reached, fleet beside ssh, in turn
 // on the same lab hosts: a command over a connection that is there, near and
 // with a round trip of 100 ms, many commands on many accounts, a cold connection
-// through two jump hosts, and copies. It takes the directory of the programs,
+// through two jump hosts, copies, and watches. It takes the directory of the programs,
 // with artifacts/ in it, and the name of one part if only that is wanted, and
 // prints medians in milliseconds.
 package main
@@ -48,7 +48,7 @@ func run(ctx context.Context, bin, part string) error {
 	for _, p := range []struct {
 		name string
 		do   func(context.Context, *bench) error
-	}{{"warm", warm}, {"jumps", jumps}, {"copies", copies}} {
+	}{{"warm", warm}, {"jumps", jumps}, {"copies", copies}, {"watches", watches}} {
 		if part != "" && part != p.name {
 			continue
 		}
