@@ -17,7 +17,6 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
-	"fleet.example/fleet/agentd/spool"
 	"fleet.example/fleet/core/wire"
 )
 
@@ -65,8 +64,14 @@ func start(c *Config) (*command, error) {
 	cmd := &exec.Cmd{Path: path, Args: c.Argv, Env: c.Env, Dir: c.Cwd}
 	if c.PTY != nil {
 		size := &pty.Winsize{Rows: c.PTY.Rows, Cols: c.PTY.Cols}
-		tty, err := pty.StartWithAttrs(cmd, size, &syscall.SysProcAttr{Setsid: true, Setctty: true})
+		made, err := pty.StartWithAttrs(cmd, size, &syscall.SysProcAttr{Setsid: true, Setctty: true})
 		if err != nil {
+			return nil, err
+		}
+		tty, err := pollable(made)
+		if err != nil {
+			cmd.Process.Kill()
+			cmd.Wait()
 			return nil, err
 		}
 		return &command{cmd: cmd, stdin: tty, tty: tty, outs: []*os.File{tty}}, nil
@@ -105,6 +110,22 @@ func start(c *Config) (*command, error) {
 		f.Close()
 	}
 	return out, nil
+}
+
+// pollable is a terminal whose reads and writes end when it is closed: as it is
+// made they block, and a job that outlives the command would hold them for ever.
+// It takes the file over.
+func pollable(tty *os.File) (*os.File, error) {
+	defer tty.Close()
+	fd, err := unix.FcntlInt(tty.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	return os.NewFile(uintptr(fd), tty.Name()), nil
 }
 
 // lookPath finds a program the way the command's own shell would: by the
@@ -164,37 +185,6 @@ func lookPath(name, cwd string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, exec.ErrNotFound)
 }
 
-// pump copies the command's output into the spool until it ends. beat is
-// called whenever something was read.
-func (c *command) pump(s *spool.Spool, beat func()) *sync.WaitGroup {
-	var wg sync.WaitGroup
-	for i, f := range c.outs {
-		wg.Go(func() {
-			buf := make([]byte, 32<<10)
-			for {
-				n, err := f.Read(buf)
-				if n > 0 {
-					beat()
-					if s.Append(spool.Stdout+byte(i), buf[:n]) != nil {
-						return
-					}
-				}
-				if err != nil {
-					return
-				}
-			}
-		})
-	}
-	return &wg
-}
-
-// closeOutputs ends reading from what the command left behind.
-func (c *command) closeOutputs() {
-	for _, f := range c.outs {
-		f.Close()
-	}
-}
-
 // wait reaps the command and says how it ended.
 func (c *command) wait() wire.SessionExit {
 	awaitExit(c.cmd.Process.Pid)
@@ -249,8 +239,21 @@ func (c *command) signal(name string) error {
 	return err
 }
 
+// closeOutputs ends reading from what the command left behind, and what waits
+// to be written to its terminal.
+func (c *command) closeOutputs() {
+	for _, f := range c.outs {
+		f.Close()
+	}
+}
+
 func (c *command) resize(rows, cols uint16) {
-	if c.tty != nil && rows > 0 && cols > 0 {
-		pty.Setsize(c.tty, &pty.Winsize{Rows: rows, Cols: cols})
+	if c.tty == nil || rows == 0 || cols == 0 {
+		return
+	}
+	if raw, err := c.tty.SyscallConn(); err == nil { // pty.Setsize would have it block
+		raw.Control(func(fd uintptr) {
+			unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols})
+		})
 	}
 }

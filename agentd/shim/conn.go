@@ -3,6 +3,7 @@ package shim
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,11 @@ import (
 )
 
 const (
-	maxConns     = 64
+	// maxClients bounds the attached clients, maxConns them and those that did not
+	// say yet what they want: a session that all of its clients forgot can be
+	// asked about, and ended, as well.
+	maxClients   = 64
+	maxConns     = 2 * maxClients
 	helloTimeout = 10 * time.Second
 )
 
@@ -25,7 +30,9 @@ type conn struct {
 	s        *shim
 	nc       net.Conn
 	attached atomic.Bool
-	acked    atomic.Int64 // output that the client needs no more
+	client   string        // the name that it gave itself, under the shim's mutex
+	left     chan struct{} // closed when the client has left
+	acked    atomic.Int64  // output that the client needs no more
 	wake     chan struct{}
 
 	mu      sync.Mutex
@@ -36,7 +43,7 @@ type conn struct {
 }
 
 func (s *shim) serve(nc net.Conn) {
-	c := &conn{s: s, nc: nc, wake: make(chan struct{}, 1)}
+	c := &conn{s: s, nc: nc, left: make(chan struct{}), wake: make(chan struct{}, 1)}
 	s.mu.Lock()
 	full := len(s.conns) >= maxConns
 	if !full {
@@ -95,27 +102,55 @@ func (c *conn) run() {
 	case frame.Attach:
 		var a frame.AttachRequest
 		if err := frame.ParseJSON(p, &a); err != nil {
-			c.refuse(err)
+			c.refuse(wire.CodeBadRequest, err)
 			return
 		}
 		c.nc.SetDeadline(time.Time{})
-		c.client(r, a)
+		c.follow(r, a)
 	default:
-		c.refuse(frame.ErrMalformed)
+		c.refuse(wire.CodeBadRequest, frame.ErrMalformed)
 	}
 }
 
-func (c *conn) refuse(err error) {
-	c.nc.Write(frame.AppendJSON(nil, frame.Error, frame.ErrorDetail{Code: wire.CodeBadRequest, Message: err.Error()}))
+func (c *conn) refuse(code string, err error) {
+	c.nc.SetWriteDeadline(time.Now().Add(helloTimeout))
+	c.nc.Write(frame.AppendJSON(nil, frame.Error, frame.ErrorDetail{Code: code, Message: err.Error()}))
 }
 
-// client serves one attached client: this goroutine sends, another receives.
-func (c *conn) client(r *frame.Reader, a frame.AttachRequest) {
+var errCrowd = fmt.Errorf("%d clients are attached to this session, which is the most", maxClients)
+
+// attach makes c the client of that name, from an output offset on. What was
+// that client before is let go of: it may be a connection of which nothing but
+// the silence tells that it is dead, and would hold the output back until then.
+func (c *conn) attach(name string, from int64) error {
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for old := range s.conns {
+		if old != c && name != "" && old.client == name {
+			old.attached.Store(false)
+			old.nc.Close()
+		}
+	}
+	if s.attached() >= maxClients {
+		return errCrowd
+	}
+	c.client = name
+	c.acked.Store(from)
+	c.attached.Store(true)
+	return nil
+}
+
+// follow serves one attached client: this goroutine sends, another receives.
+func (c *conn) follow(r *frame.Reader, a frame.AttachRequest) {
 	st, _ := c.s.spool.State()
 	if a.From < 0 || a.From > st.End {
 		a.From = st.End
 	}
-	c.acked.Store(a.From)
+	if err := c.attach(a.Client, a.From); err != nil {
+		c.refuse(wire.CodeBusy, err)
+		return
+	}
 	answer := frame.AttachedAnswer{Session: c.s.cfg.ID, State: c.s.info().State, Oldest: st.Oldest, End: st.End, PTY: c.s.cfg.PTY != nil}
 	var w *writer
 	if c.s.input != nil {
@@ -123,20 +158,21 @@ func (c *conn) client(r *frame.Reader, a frame.AttachRequest) {
 		if a.Writer != "" {
 			var err error
 			if w, answer.Stdin, err = c.s.input.claim(a.Writer, c); err != nil {
-				c.refuse(err)
+				c.refuse(wire.CodeBusy, err)
 				return
 			}
+			defer c.s.input.release(w, c)
 		}
 		c.s.cmd.resize(a.Rows, a.Cols)
 	}
-	c.attached.Store(true)
 	c.push(frame.AppendJSON(nil, frame.Attached, answer))
 	received := make(chan struct{})
-	go func() { // ends when the connection is closed, which this function's caller does
+	go func() { // ends when the connection is closed, as it is below
 		defer close(received)
 		if err := c.receive(r, w); err != nil {
 			c.fail(err)
 		} else {
+			close(c.left)
 			c.nc.Close()
 		}
 	}()
@@ -220,7 +256,7 @@ func (s *shim) ack() {
 	}
 }
 
-// send writes frames until the client is gone or has all of an ended session.
+// send writes frames until the client has left or has all of an ended session.
 func (c *conn) send(from int64) {
 	cur := c.s.spool.Cursor(from)
 	defer cur.Close()
@@ -268,6 +304,8 @@ func (c *conn) send(from int64) {
 		case <-changed:
 		case <-c.wake:
 		case <-c.s.exited:
+		case <-c.left:
+			return
 		}
 	}
 }
@@ -333,16 +371,28 @@ func (c *conn) nudge() {
 }
 
 // Replay serves a client of a session whose shim is gone, from what is on
-// disk. The exit record may be missing: then the end is not known.
+// disk. The exit record may be missing: then the end is not known. What cannot
+// be read is told the client, which would come back for it otherwise.
 func Replay(nc net.Conn, r *frame.Reader, id, dir string) error {
+	buf, err := replay(nc, r, id, dir)
+	nc.SetDeadline(time.Now().Add(drainIdle))
+	if err != nil {
+		buf = frame.AppendJSON(buf, frame.Error, frame.ErrorDetail{Code: wire.CodeInternal, Message: "cannot read what is kept of the session: " + err.Error()})
+	}
+	_, gone := nc.Write(buf)
+	return errors.Join(err, gone)
+}
+
+// replay is Replay but for the last frames, which it returns.
+func replay(nc net.Conn, r *frame.Reader, id, dir string) (last []byte, err error) {
 	nc.SetDeadline(time.Now().Add(helloTimeout))
 	t, p, err := r.Next()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var a frame.AttachRequest
 	if t != frame.Attach || frame.ParseJSON(p, &a) != nil {
-		return frame.ErrMalformed
+		return nil, frame.ErrMalformed
 	}
 	exit := frame.ExitStatus{Gone: true}
 	if e, err := ReadExit(dir); err == nil {
@@ -350,7 +400,7 @@ func Replay(nc net.Conn, r *frame.Reader, id, dir string) error {
 	}
 	st, err := spool.Open(dir + "/" + SpoolDir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	state := st.State()
 	exit.End = max(exit.End, state.End)
@@ -363,7 +413,7 @@ func Replay(nc net.Conn, r *frame.Reader, id, dir string) error {
 	for {
 		chunk, ok, err := cur.Next(frame.MaxData)
 		if err != nil {
-			return err
+			return buf, err
 		}
 		if !ok {
 			break
@@ -371,12 +421,10 @@ func Replay(nc net.Conn, r *frame.Reader, id, dir string) error {
 		if buf = appendChunk(buf, chunk); len(buf) >= frame.MaxData {
 			nc.SetDeadline(time.Now().Add(drainIdle))
 			if _, err := nc.Write(buf); err != nil {
-				return err
+				return nil, err
 			}
 			buf = buf[:0]
 		}
 	}
-	nc.SetDeadline(time.Now().Add(drainIdle))
-	_, err = nc.Write(frame.AppendJSON(buf, frame.Exit, exit))
-	return err
+	return frame.AppendJSON(buf, frame.Exit, exit), nil
 }

@@ -5,12 +5,18 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"fleet.example/fleet/core/frame"
 )
 
-// maxWriters bounds how many clients' input a session remembers.
-const maxWriters = 64
+// maxWriters bounds how many clients' input a session remembers. One that has
+// left, and of whose input the command has all, is forgotten for another once
+// it has been away for longer than a client tries to come back.
+const (
+	maxWriters  = 512
+	forgetAfter = abandonedAfterExit
+)
 
 // input hands what clients send to the command, one after the other, and
 // remembers how far each writer came so that a writer that lost its
@@ -30,7 +36,9 @@ type input struct {
 type writer struct {
 	received int64
 	taken    int64
-	conn     *conn // who is told of what was taken
+	ended    bool      // its end is here as well
+	conn     *conn     // who is told of what was taken; nil when nobody is there
+	left     time.Time // when the last connection ended
 }
 
 type chunk struct {
@@ -43,7 +51,10 @@ func newInput(w io.WriteCloser, tty bool) *input {
 	return &input{w: w, tty: tty, wake: make(chan struct{}, 1), done: make(chan struct{}), writers: map[string]*writer{}}
 }
 
-var errWriter = errors.New("a writer's name has 1 to 32 characters")
+var (
+	errWriter  = errors.New("a writer's name has 1 to 32 characters")
+	errWriters = fmt.Errorf("%d clients have sent input to this session; one that only reads can attach, and others in %v", maxWriters, forgetAfter)
+)
 
 // claim makes c the connection of the named writer and returns how much of
 // its input is here already. The connection that was it before is closed.
@@ -55,8 +66,8 @@ func (in *input) claim(name string, c *conn) (*writer, int64, error) {
 	defer in.mu.Unlock()
 	w := in.writers[name]
 	if w == nil {
-		if len(in.writers) >= maxWriters {
-			return nil, 0, errors.New("too many clients have written to this session")
+		if len(in.writers) >= maxWriters && !in.forget() {
+			return nil, 0, errWriters
 		}
 		w = &writer{}
 		in.writers[name] = w
@@ -66,6 +77,30 @@ func (in *input) claim(name string, c *conn) (*writer, int64, error) {
 	}
 	w.conn = c
 	return w, w.received, nil
+}
+
+// forget makes room for one more writer. The caller holds the mutex.
+func (in *input) forget() bool {
+	oldest := ""
+	for name, w := range in.writers {
+		if w.conn == nil && w.taken == w.received && (oldest == "" || w.left.Before(in.writers[oldest].left)) {
+			oldest = name
+		}
+	}
+	if oldest == "" || time.Since(in.writers[oldest].left) < forgetAfter {
+		return false
+	}
+	delete(in.writers, oldest)
+	return true
+}
+
+// release takes note that a writer's connection has ended.
+func (in *input) release(w *writer, c *conn) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if w.conn == c {
+		w.conn, w.left = nil, time.Now()
+	}
 }
 
 // offer takes a writer's bytes at offset. Bytes that are here already are skipped.
@@ -95,7 +130,8 @@ func (in *input) offer(w *writer, c *conn, offset int64, data []byte, eof bool) 
 	if len(data) > 0 {
 		in.queue = append(in.queue, chunk{from: w, data: append([]byte(nil), data...)})
 	}
-	if eof {
+	if eof && !w.ended { // what is sent again is typed once
+		w.ended = true
 		in.queue = append(in.queue, chunk{from: w, eof: true})
 	}
 	select {

@@ -265,39 +265,39 @@ func (s *shim) run() {
 
 // supervise follows the command to its end and records it.
 func (s *shim) supervise() {
-	var beat atomic.Int64
-	pumps := s.cmd.pump(s.spool, func() { beat.Store(time.Now().UnixNano()) })
+	pumps := s.cmd.pump(s.spool)
 	s.wg.Go(s.input.run)
-	read := make(chan struct{})
-	s.wg.Go(func() {
-		pumps.Wait()
-		close(read)
-	})
 	exit := s.cmd.wait()
 	s.input.close()
-	limit, followed := time.After(maxAfterExit), time.Now()
-	beat.Store(time.Now().UnixNano())
+	ended := time.Now()
+	followed, letGo := ended, time.Time{}
+	end := func() {
+		letGo = time.Now()
+		pumps.end()
+	}
+	limit := time.After(maxAfterExit)
 	tick := time.NewTicker(idleAfterExit / 4)
 	defer tick.Stop()
 	for open := true; open; {
 		select {
-		case <-read:
+		case <-pumps.ended:
 			open = false
+		case <-limit:
+			end()
 		case <-tick.C:
-			// A command that waits for room in the spool is not silent.
-			idle := time.Since(time.Unix(0, beat.Load())) > idleAfterExit
-			waiting := s.spool.Waiting()
+			silent := pumps.silent(idleAfterExit)
 			switch {
-			case idle && !waiting:
-				open = false
-			case s.clients() > 0:
+			case !letGo.IsZero(): // a pump that cannot be woken is left behind
+				open = !silent || time.Since(letGo) < maxAfterExit
+			case silent && time.Since(ended) > idleAfterExit:
+				end()
+			}
+			// A command that waits for room in the spool is not silent.
+			if s.clients() > 0 {
 				followed = time.Now()
-			case waiting && time.Since(followed) > abandonedAfterExit:
+			} else if s.spool.Waiting() && time.Since(followed) > abandonedAfterExit {
 				s.spool.Drop()
 			}
-		case <-limit:
-			open = s.spool.Waiting()
-			limit = time.After(idleAfterExit)
 		}
 	}
 	s.cmd.closeOutputs()

@@ -101,6 +101,8 @@ type Cursor struct {
 	pos  int64 // where the next record starts in it
 	off  int64 // that record's offset
 	buf  []byte
+	end  int64 // the spool's end, as it was last seen
+	seen int64 // and as it was when buf was read: what lies beyond it may have been torn, and written anew
 }
 
 // Chunk is what a cursor found. With To > Offset and no Data, the output in
@@ -126,6 +128,7 @@ func (c *Cursor) Next(limit int) (chunk Chunk, ok bool, err error) {
 		if c.at >= st.End {
 			return Chunk{}, false, nil
 		}
+		c.end = st.End
 		if c.at < st.Oldest {
 			chunk = Chunk{Offset: c.at, To: st.Oldest}
 			c.at = st.Oldest
@@ -158,6 +161,9 @@ func (c *Cursor) open(start int64) error {
 // record returns the rest of the record that holds at.
 func (c *Cursor) record(limit int) (Chunk, bool, error) {
 	for {
+		if c.off >= c.seen {
+			c.buf = c.buf[:0]
+		}
 		head, err := c.peek(headerLen)
 		if err != nil {
 			return Chunk{}, false, err
@@ -192,6 +198,7 @@ func (c *Cursor) peek(n int) ([]byte, error) {
 	}
 	full := c.buf[:cap(c.buf)]
 	m, err := c.file.ReadAt(full, c.pos)
+	c.seen = c.end
 	c.buf = full[:m]
 	if m >= n {
 		return c.buf[:n], nil

@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"sort"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -40,8 +41,15 @@ const (
 	retryGap  = time.Second
 )
 
-// MinLimit is the smallest limit that a spool takes.
-const MinLimit = 64 << 10
+// MinLimit is the smallest limit that a spool takes, in bytes. A client
+// acknowledges 32 KiB at a time, of which each byte may be a record of its own:
+// so much and two segments fit, else the command and its client would wait for
+// each other.
+const MinLimit = 512 << 10
+
+// brokenPatience is how long a command waits for a disk that takes nothing for
+// another reason than being full, before its old output is given up for it.
+const brokenPatience = 10 * time.Second
 
 type segment struct {
 	start int64 // offset of its first byte
@@ -98,6 +106,7 @@ var ErrClosed = errors.New("spool is closed")
 func (s *Spool) append(stream byte, data []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var broken time.Time
 	for {
 		if s.closed {
 			return ErrClosed
@@ -113,7 +122,13 @@ func (s *Spool) append(stream byte, data []byte) error {
 		}
 		// The disk is full or broken. Under drop the old output goes first and
 		// then, nothing being left, this output; else the command waits.
+		full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+		if broken.IsZero() {
+			broken = time.Now()
+		}
 		switch {
+		case s.drop && !full && time.Since(broken) < brokenPatience: // dropping makes no room for it
+			s.wait(retryGap)
 		case s.drop && len(s.segs) > 0:
 			s.dropOldest()
 		case s.drop:

@@ -86,7 +86,7 @@ func TestCursorFromAnyOffsetGivesTheSameBytes(t *testing.T) { // R34
 func TestDropOldestKeepsTheEndAndCountsTheLoss(t *testing.T) {
 	s := create(t, MinLimit, true)
 	var want []byte
-	for i := range 400 {
+	for i := range 4 * MinLimit / 1000 {
 		b := bytes.Repeat([]byte{byte(i)}, 1000)
 		want = append(want, b...)
 		if err := s.Append(Stdout, b); err != nil {
@@ -263,4 +263,62 @@ func FuzzOpen(f *testing.F) {
 			t.Fatalf("%d bytes of %d, end %d", len(got), len(in), st.State().End)
 		}
 	})
+}
+
+// TestTheSmallestLimitHoldsWhatIsAcknowledgedTogether: each byte may be a record
+// of its own, and a client acknowledges 32 KiB at a time.
+func TestTheSmallestLimitHoldsWhatIsAcknowledgedTogether(t *testing.T) {
+	s := create(t, 0, false)
+	const together, total = 32 << 10, 4 * (32 << 10)
+	done := make(chan error, 1)
+	go func() {
+		for range total {
+			if err := s.Append(Stdout, []byte{'x'}); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for at := int64(0); at < total; {
+		st, changed := s.State()
+		if st.End-at >= together {
+			at += together
+			s.Ack(at)
+			continue
+		}
+		select {
+		case <-changed:
+		case <-time.After(time.Minute):
+			s.Close()
+			t.Fatalf("the command waits at %d for a client that waits for %d", st.End, at+together)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatWasTornIsNotReadAheadForTheNext(t *testing.T) { // R34: the disk was full in the middle of a record
+	s := create(t, MinLimit, false)
+	if err := s.Append(Stdout, []byte("whole")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(s.path(0), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Write([]byte{Stdout, 0, 0, 0, 9, 'h', 'a', 'l', 'f'})
+	f.Close()
+	c := s.Cursor(0)
+	defer c.Close()
+	if got, ok, err := c.Next(maxRecord); err != nil || !ok || string(got.Data) != "whole" {
+		t.Fatal(got, ok, err)
+	}
+	if err := s.Append(Stderr, []byte("another")); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok, err := c.Next(maxRecord); err != nil || !ok || got.Stream != Stderr || string(got.Data) != "another" {
+		t.Fatal(got, ok, err)
+	}
 }

@@ -103,6 +103,10 @@ type AttachRequest struct {
 	// Writer names this client's input over reconnects: 1 to 32 characters.
 	// Empty: this client sends no input.
 	Writer string `json:"writer,omitempty"`
+	// Client names this client over reconnects, whether or not it sends input: 1
+	// to 32 characters. Its connection before this one is closed, which may not
+	// have been heard of yet that its other end is gone. Empty: it is of nobody.
+	Client string `json:"client,omitempty"`
 	Rows   uint16 `json:"rows,omitempty"`
 	Cols   uint16 `json:"cols,omitempty"`
 }
