@@ -63,9 +63,13 @@ var (
 )
 
 // Run starts a session and stays attached until it ends. The id is set as soon
-// as the session exists, also when an error is returned.
+// as the session may exist, also when an error is returned: a request whose
+// answer was lost may have started it, and is followed up under its id.
 func (c *Client) Run(ctx context.Context, req wire.SessionRequest, a Attachment) (id string, exit *frame.ExitStatus, err error) {
 	req.Stdin = req.Stdin || a.Stdin != nil
+	if req.ID == "" {
+		req.ID = wire.NewSessionID()
+	}
 	f := newFollower(a, a.From)
 	req.First = f.attach()
 	// A request that may have been sent is waited for: only its answer tells
@@ -82,10 +86,45 @@ func (c *Client) Run(ctx context.Context, req wire.SessionRequest, a Attachment)
 		return "", nil, ErrNotBegun
 	}
 	if err != nil {
-		return "", nil, err
+		if id, s, err = c.unanswered(ctx, req.ID, f, sent, err); err != nil {
+			return id, nil, err
+		}
 	}
 	exit, _, err = c.follow(ctx, s, s.Session, f)
 	return s.Session, exit, err
+}
+
+// unanswered follows a request up that may have started a session and brought
+// no answer. It returns the session, or its id with what went wrong, or no id
+// when there is no session.
+func (c *Client) unanswered(ctx context.Context, id string, f *follower, sent <-chan struct{}, err error) (string, *Stream, error) {
+	select {
+	case <-sent:
+	default:
+		return "", nil, err
+	}
+	if f.back.patience < 0 || ctx.Err() != nil || errors.As(err, new(*Error)) {
+		return "", nil, err
+	}
+	f.notice("no answer (" + err.Error() + "), asking again")
+	f.back.afresh()
+	apart, settled := f.apart(ctx, nil)
+	s, again := c.reopen(apart, id, f)
+	switch {
+	case settled():
+		if again == nil {
+			s.Close()
+		}
+		return id, nil, ErrInterrupted
+	case isMissing(again):
+		return "", nil, err
+	}
+	return id, s, again
+}
+
+func isMissing(err error) bool {
+	var refused *Error
+	return errors.As(err, &refused) && refused.Detail.Code == wire.CodeNotFound
 }
 
 // Attach stays attached to a session from an output offset on (-1: only what is
@@ -104,8 +143,42 @@ type follower struct {
 	Attachment
 	at    int64 // the next output byte; -1 until it is known
 	input *sendBuffer
+	back  comeback
+	use   bool        // the last connection has carried the session
 	begun sync.Once   // reading input
 	held  chan string // a signal that was taken and is for the command
+}
+
+// comeback paces the attempts to come back to a session. Patience runs, and the
+// gaps grow, from the last time that a connection was of use: one that is made
+// and carries nothing is as good as none.
+type comeback struct {
+	patience time.Duration
+	deadline time.Time
+	gap      time.Duration
+}
+
+const (
+	firstGap = 50 * time.Millisecond
+	mostGap  = 3 * time.Second
+	// ofUse is how long a connection has to last to be of use though it brought
+	// no output.
+	ofUse = 5 * time.Second
+)
+
+func (b *comeback) afresh() { b.deadline, b.gap = time.Now().Add(b.patience), firstGap }
+
+// wait waits before the next attempt.
+func (b *comeback) wait(ctx context.Context) error {
+	t := time.NewTimer(b.gap)
+	defer t.Stop()
+	b.gap = min(2*b.gap, mostGap)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
 }
 
 // apart is for while nothing is connected: a signal ends its context, unless
@@ -144,12 +217,17 @@ func (f *follower) connected(is bool) {
 }
 
 func newFollower(a Attachment, from int64) *follower {
-	return &follower{Attachment: a, at: from, input: newSendBuffer(), held: make(chan string, 1)}
+	f := &follower{Attachment: a, at: from, input: newSendBuffer(), held: make(chan string, 1)}
+	if f.back.patience = a.Patience; a.Patience == 0 {
+		f.back.patience = DefaultPatience
+	}
+	f.back.afresh()
+	return f
 }
 
 // attach is the first frame of a stream.
 func (f *follower) attach() []byte {
-	req := frame.AttachRequest{From: f.at, Rows: f.Size.Rows, Cols: f.Size.Cols}
+	req := frame.AttachRequest{From: f.at, Client: f.input.writer, Rows: f.Size.Rows, Cols: f.Size.Cols}
 	if f.Stdin != nil {
 		req.Writer = f.input.writer
 	}
@@ -157,13 +235,9 @@ func (f *follower) attach() []byte {
 }
 
 func (c *Client) follow(ctx context.Context, s *Stream, id string, f *follower) (*frame.ExitStatus, int64, error) {
-	a := f.Attachment
 	defer f.input.stop()
-	patience := a.Patience
-	if patience == 0 {
-		patience = DefaultPatience
-	}
 	for {
+		begun, at := time.Now(), f.at
 		exit, err := f.serve(ctx, s)
 		if exit != nil || err == nil {
 			return exit, f.at, nil
@@ -174,13 +248,25 @@ func (c *Client) follow(ctx context.Context, s *Stream, id string, f *follower) 
 			return nil, f.at, ctx.Err()
 		case errors.As(err, &final):
 			return nil, f.at, final.err
-		case patience < 0:
+		case f.back.patience < 0:
 			return nil, f.at, lost(id, err)
 		}
 		f.connected(false)
 		f.notice("connection lost (" + err.Error() + "), reconnecting")
+		useless := !f.use || f.at == at && time.Since(begun) < ofUse
+		switch {
+		case !useless:
+			f.back.afresh()
+		case time.Now().After(f.back.deadline):
+			return nil, f.at, lost(id, err)
+		}
 		apart, settled := f.apart(ctx, nil)
-		s, err = c.reopen(apart, id, patience, f.notice)
+		if useless {
+			err = f.back.wait(apart)
+		}
+		if !useless || err == nil {
+			s, err = c.reopen(apart, id, f)
+		}
 		if settled() {
 			if err == nil {
 				s.Close()
@@ -201,29 +287,24 @@ func lost(id string, err error) error {
 
 // reopen tries until it succeeds or patience ends. Why it does not succeed yet is
 // said once, and again when it changes.
-func (c *Client) reopen(ctx context.Context, id string, patience time.Duration, notice func(string)) (*Stream, error) {
-	deadline := time.Now().Add(patience)
+func (c *Client) reopen(ctx context.Context, id string, f *follower) (*Stream, error) {
 	said := ""
-	for gap := 50 * time.Millisecond; ; gap = min(2*gap, 3*time.Second) {
+	for {
 		s, err := c.Open(ctx, id)
-		if err == nil {
+		switch {
+		case err == nil:
 			return s, nil
-		}
-		var refused *Error
-		if errors.As(err, &refused) && refused.Detail.Code == wire.CodeNotFound {
+		case isMissing(err):
 			return nil, err
-		}
-		if time.Now().After(deadline) {
+		case time.Now().After(f.back.deadline):
 			return nil, lost(id, err)
 		}
 		if why := err.Error(); why != said && ctx.Err() == nil {
 			said = why
-			notice("not reconnected yet: " + why)
+			f.notice("not reconnected yet: " + why)
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(gap):
+		if err := f.back.wait(ctx); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -244,6 +325,7 @@ func (f *follower) serve(ctx context.Context, s *Stream) (*frame.ExitStatus, err
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	defer s.Close()
+	f.use = false
 	if !s.begun {
 		if _, err := s.Write(f.attach()); err != nil {
 			return nil, err
@@ -263,6 +345,14 @@ func (f *follower) serve(ctx context.Context, s *Stream) (*frame.ExitStatus, err
 	if f.at < 0 {
 		f.at = attached.End
 	}
+	if f.at > attached.End {
+		return nil, &finalError{fault.New(fault.NotFound, "output_missing", "the session's output ends at %d on the machine, before %d", attached.End, f.at).
+			WithHint("fleet attach without --from shows all that is kept")}
+	}
+	if f.input.forgotten(attached.Stdin) {
+		return nil, &finalError{fault.New(fault.Failure, "input_forgotten", "the session no longer knows how much of this client's input it has taken")}
+	}
+	f.use = true
 	f.connected(true)
 	f.begun.Do(func() {
 		if f.Stdin != nil {
@@ -490,6 +580,14 @@ func (b *sendBuffer) from(offset int64) (chunk []byte, eof bool, more <-chan str
 		chunk = append([]byte(nil), b.buf[at:min(at+frame.MaxData, int64(len(b.buf)))]...)
 	}
 	return chunk, b.eof, b.changed
+}
+
+// forgotten reports whether the other side wants input again that it has taken
+// already, and that is not kept here.
+func (b *sendBuffer) forgotten(taken int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return taken < b.base
 }
 
 func (b *sendBuffer) acknowledged(offset int64) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"time"
 
 	"fleet.example/fleet/core/secret"
@@ -34,6 +35,9 @@ func (c *Client) ask(ctx context.Context, method, path string, token secret.Text
 	nc.SetDeadline(time.Now().Add(wait))
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
+	if t := httptrace.ContextClientTrace(ctx); t != nil && t.GotConn != nil {
+		t.GotConn(httptrace.GotConnInfo{Conn: nc})
+	}
 	head := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer %s\r\n%sContent-Length: %d\r\n\r\n",
 		method, path, token.Reveal(), connection(protocol), len(body))
 	if _, err := nc.Write(append([]byte(head), body...)); err != nil {
