@@ -71,7 +71,8 @@ func (s *Server) createSession(w http.ResponseWriter, r *http.Request) {
 	if !readBody(w, r, &req) {
 		return
 	}
-	if s.Agent.Draining() {
+	// A request that is made again may have started its session before the drain.
+	if _, err := s.Sessions.WorkspaceOf(req.ID); err != nil && s.Agent.Draining() {
 		refuseHint(w, http.StatusConflict, wire.CodeDraining, "this machine is draining and starts no session", "fleet undrain lets it accept work again")
 		return
 	}

@@ -67,12 +67,13 @@ func (s *Server) listWorkspaces(w http.ResponseWriter, r *http.Request) {
 		refuseWorkspace(w, err)
 		return
 	}
+	running, err := s.Sessions.RunningIn()
+	if err != nil {
+		refuseWorkspace(w, err)
+		return
+	}
 	for i := range list {
-		list[i].Schema = ""
-		if list[i].Sessions, err = s.Sessions.RunningIn(r.Context(), list[i].Name); err != nil {
-			refuseWorkspace(w, err)
-			return
-		}
+		list[i].Schema, list[i].Sessions = "", running[list[i].Name]
 	}
 	answer(w, wire.Workspaces{Schema: wire.SchemaWorkspaces, Workspaces: list})
 }
@@ -85,7 +86,7 @@ func (s *Server) showWorkspace(w http.ResponseWriter, r *http.Request) {
 	}
 	one, err := s.Workspaces.Get(name)
 	if err == nil {
-		one.Sessions, err = s.Sessions.RunningIn(r.Context(), name)
+		one.Sessions, err = s.runningIn(name)
 	}
 	if err != nil {
 		refuseWorkspace(w, err)
@@ -114,13 +115,19 @@ func (s *Server) removeWorkspace(w http.ResponseWriter, r *http.Request) {
 	}
 	name := r.PathValue("name")
 	done, err := s.Workspaces.Remove(r.Context(), name, req.Env,
-		func() (int, error) { return s.Sessions.RunningIn(r.Context(), name) },
+		func() (int, error) { return s.runningIn(name) },
 		func() error { return s.Sessions.Forget(name) })
 	if err != nil {
 		refuseWorkspace(w, err)
 		return
 	}
+	s.Tokens.Revoke(name) // the next one of this name is another
 	answer(w, done)
+}
+
+func (s *Server) runningIn(workspace string) (int, error) {
+	n, err := s.Sessions.RunningIn()
+	return n[workspace], err
 }
 
 func refuseWorkspace(w http.ResponseWriter, err error) {

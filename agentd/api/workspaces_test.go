@@ -206,3 +206,18 @@ func TestARaceLeadsOutOfNoWorkspace(t *testing.T) { // R33
 		t.Errorf("%q, %v", b, err)
 	}
 }
+
+// A workspace that is made anew under a name is none that an earlier token was
+// made for.
+func TestARemovedWorkspacesTokenIsOver(t *testing.T) { // R31
+	a := newApart(t)
+	if w := a.ask(a.all, "DELETE", wire.PathWorkspaces+"/mine", ""); w.Code != 200 {
+		t.Fatal(w.Code, w.Body)
+	}
+	if w := a.ask(a.mine, "GET", wire.PathStatus, ""); w.Code != 401 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if w := a.ask(a.all, "GET", wire.PathStatus, ""); w.Code != 200 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}

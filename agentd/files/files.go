@@ -85,9 +85,23 @@ type name struct {
 	users int
 }
 
+// entry is what a path names, whatever its spelling: the directory and the last
+// name. Where there is no directory, nothing is to be guarded.
+func (f *Files) entry(at string) string {
+	at = strings.TrimRight(at, "/")
+	if st, err := f.Tree.Stat(directory(at)); err == nil {
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			return fmt.Sprintf("%d:%d/%s", sys.Dev, sys.Ino, path.Base(at))
+		}
+	}
+	return path.Clean(at)
+}
+
+// lock takes the lock of the entry that a path names.
 func (f *Files) lock(at string) (unlock func()) {
+	at = f.entry(at)
 	if f.whole != nil {
-		return f.whole.lock(at)
+		f = f.whole
 	}
 	f.mu.Lock()
 	if f.names == nil {
@@ -307,7 +321,7 @@ func (f *Files) aboveHome(at string) bool {
 	if clean == "/" || clean == home || strings.HasPrefix(home, clean+"/") {
 		return true
 	}
-	st, err := f.Tree.Lstat(clean)
+	st, err := f.Tree.Lstat(strings.TrimRight(at, "/")) // as it is removed: a name before ".." may be a link
 	if err != nil || !st.IsDir() {
 		return false
 	}

@@ -459,3 +459,41 @@ func FuzzMerge(f *testing.F) {
 		}
 	})
 }
+
+// One entry has one lock, by whatever name a writer comes to it.
+func TestEverySpellingOfANameTakesTheSameLock(t *testing.T) {
+	f, dir := in(t)
+	if err := os.Symlink(dir, dir+"/again"); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []string{dir + "/./j", dir + "//j", dir + "/j/", dir + "/again/j", dir + "/again/../" + filepath.Base(dir) + "/j"} {
+		if f.entry(at) != f.entry(dir+"/j") {
+			t.Errorf("%s has a lock of its own", at)
+		}
+	}
+	if f.entry(dir+"/k") == f.entry(dir+"/j") {
+		t.Error("two names have one lock")
+	}
+}
+
+// What is removed is what the path leads to, and no link before ".." hides the
+// home directory.
+func TestAPathThroughALinkRemovesNoHome(t *testing.T) {
+	f, dir := in(t)
+	if err := os.Mkdir(dir+"/x", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f.Home = dir + "/home"
+	if err := os.Mkdir(f.Home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put(t, f.Home+"/kept", "x", 0o600)
+	elsewhere := t.TempDir()
+	if err := os.Symlink(dir+"/x", elsewhere+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Remove(elsewhere+"/link/../home", "", true); err == nil {
+		t.Error("the home directory was removed")
+	}
+	holds(t, f.Home+"/kept", "x")
+}

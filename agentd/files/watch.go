@@ -40,7 +40,7 @@ func (f *Files) Place(p string) (*Place, error) {
 	}
 	place := &Place{Path: at}
 	if !st.IsDir() {
-		place.Path, place.Name = path.Dir(at), path.Base(at)
+		place.Path, place.Name = directory(at), path.Base(at)
 	}
 	if place.Dir, err = f.Tree.OpenFile(place.Path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0); err != nil {
 		return nil, told(err, place.Path)

@@ -277,7 +277,14 @@ func (w *writing) put(tmp string, was fs.FileInfo) error {
 		return nil // a directory that may be written to and not read: what is flushed is the file alone
 	}
 	defer dir.Close()
-	return dir.Sync()
+	err = dir.Sync()
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOTSUP) {
+		return nil // this file system keeps directories in its own way
+	}
+	if err != nil {
+		return fmt.Errorf("%s is written, and may come back as it was after a power cut: %w", w.at, err)
+	}
+	return nil
 }
 
 // same reports whether two looks found the same file, unchanged, or none.

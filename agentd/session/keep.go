@@ -39,13 +39,23 @@ func free(dir string) int64 {
 	return int64(uint64(st.Bavail) * uint64(st.Bsize))
 }
 
-// mayKeep is how many bytes ended sessions may take, of which they take some.
-func mayKeep(taken, free int64) int64 {
+// mayKeep is how many bytes ended sessions may take, of which they take some;
+// never more than most.
+func mayKeep(taken, free, most int64) int64 {
 	if free < 0 {
-		return keepBytes
+		return most
 	}
-	return min(keepBytes, (free+taken)/keepShare)
+	return min(most, (free+taken)/keepShare)
 }
+
+// A session that ended just now may have a client that is on its way back to it:
+// it is kept for longer than one tries to come back, however many end meanwhile,
+// within bounds of its own.
+const (
+	freshAge   = 5 * time.Minute
+	keepFresh  = 10 * keepEnded
+	freshBytes = 4 * keepBytes
+)
 
 func (m *Manager) sweep(now time.Time, free int64) {
 	ids, err := m.ids()
@@ -81,10 +91,12 @@ func (m *Manager) sweep(now time.Time, free int64) {
 	for _, e := range all {
 		taken += e.size
 	}
-	bound := mayKeep(taken, free)
+	bound, freshBound := mayKeep(taken, free, keepBytes), mayKeep(taken, free, freshBytes)
 	for i, e := range all {
 		size += e.size
-		if i < keepEnded && now.Sub(e.at) < keepAge && (size <= bound || i == 0) {
+		age := now.Sub(e.at)
+		fits := i < keepEnded && size <= bound || age < freshAge && i < keepFresh && size <= freshBound
+		if age < keepAge && (fits || i == 0) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(m.Dir, e.id)); err != nil {

@@ -3,6 +3,7 @@
 package token
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -81,6 +82,13 @@ func (s *Set) Check(t secret.Text) (scope string, valid bool) {
 		return s.list[i].scope, true
 	}
 	return "", false
+}
+
+// Revoke ends every token of a scope.
+func (s *Set) Revoke(scope string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = slices.DeleteFunc(s.list, func(e entry) bool { return e.scope == scope })
 }
 
 // RevokeAll ends every token and returns how many there were.
