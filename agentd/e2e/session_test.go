@@ -288,15 +288,23 @@ func TestDrainRefusesSessionsAndOutlivesARestart(t *testing.T) { // R30
 	m, p, _ := installed(t)
 	m.start()
 	c := m.client()
+	before, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.Drain(ctx(t)); err != nil {
 		t.Fatal(err)
+	}
+	// Who did not hear that it has begun asks again, and begins nothing new.
+	if again, err := c.Create(ctx(t), wire.SessionRequest{ID: before.ID, Argv: []string{"true"}}); err != nil || again.ID != before.ID {
+		t.Fatalf("%+v, %v", again, err)
 	}
 	p.Await(t, "the blocker", func(s seen) bool {
 		return s.Body.Readiness != nil && len(s.Body.Readiness.Blockers) == 1 && s.Body.Readiness.Blockers[0].Code == "draining"
 	})
 	m.kill()
 	m.start()
-	_, err := c.Create(ctx(t), wire.SessionRequest{Argv: []string{"true"}})
+	_, err = c.Create(ctx(t), wire.SessionRequest{Argv: []string{"true"}})
 	if f := fault.Of(err); f.Code != wire.CodeDraining || f.Exit != fault.Refused || f.Hint == "" {
 		t.Fatalf("err = %v", err)
 	}

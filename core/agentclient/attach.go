@@ -55,6 +55,9 @@ const lastWords = 5 * time.Second
 // ErrDetached says that the attachment ended and the session goes on.
 var ErrDetached = errors.New("detached; the session goes on")
 
+// ErrOutput says that what came could not be written on this side.
+var ErrOutput = errors.New("cannot write output")
+
 // A signal that comes while nothing is connected is for this side: nobody could
 // say when the command would get it.
 var (
@@ -416,7 +419,7 @@ func (f *follower) receive(s *Stream, up *sender) (*frame.ExitStatus, error) {
 			}
 			if w != nil {
 				if _, err := w.Write(data); err != nil {
-					return nil, &finalError{fmt.Errorf("cannot write output: %w", err)}
+					return nil, &finalError{fmt.Errorf("%w: %w", ErrOutput, err)}
 				}
 			}
 			f.at += int64(len(data))

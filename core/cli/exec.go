@@ -111,13 +111,8 @@ func execOn(ctx context.Context, behalf Behalf, o *fanout.One, t Target, a *agen
 					return nil, err
 				}
 			}
-			// While this is asked for, writing to a pipe that nobody reads is an
-			// error and does not end this process before it has ended the command.
-			broken := make(chan os.Signal, 1)
-			signal.Notify(broken, syscall.SIGPIPE)
-			defer signal.Stop(broken)
 			id, exit, err := a.Run(ctx, req, at)
-			if errors.Is(err, syscall.EPIPE) && id != "" {
+			if unread(err) {
 				return endUnread(ctx, a, id)
 			}
 			return exit, err
@@ -135,6 +130,11 @@ func execOn(ctx context.Context, behalf Behalf, o *fanout.One, t Target, a *agen
 
 // unreadPatience bounds what ending a command whose output nobody reads takes.
 const unreadPatience = 10 * time.Second
+
+// unread reports whether nobody reads this side's output any more.
+func unread(err error) bool {
+	return errors.Is(err, agentclient.ErrOutput) && errors.Is(err, syscall.EPIPE)
+}
 
 // endUnread ends a command whose output nobody reads, and ends as a local one
 // does. The signal is not SIGPIPE: many programs ignore that one and watch
@@ -298,7 +298,17 @@ func attached(parent context.Context, o *fanout.One, t Target, with streams, run
 			fmt.Fprintf(c.Stderr, "fleet: %s: %s\r\n", command.Clean(t.Name()), command.Clean(text))
 		}
 	}
+	// While this is asked for, writing to a pipe that nobody reads is an error and
+	// does not end this process before it has ended the command, or has given the
+	// terminal back.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	defer signal.Stop(broken)
 	exit, err := run(ctx, at)
+	if unread(err) {
+		c.Notef("fleet: %s: nobody reads the output; the session goes on", t.Name())
+		return &command.Exit{Status: 128 + int(syscall.SIGPIPE)}
+	}
 	if errors.Is(err, agentclient.ErrInterrupted) || errors.Is(err, agentclient.ErrNotBegun) {
 		return fault.New(fault.Interrupted, fault.CodeCanceled, "%w", err)
 	}
@@ -329,7 +339,11 @@ func attached(parent context.Context, o *fanout.One, t Target, with streams, run
 // signals passes the first interrupt on, if asked to, and cancels at the next.
 func signals(std command.IO, first bool, cancel context.CancelCauseFunc) (<-chan string, func()) {
 	got, out, done := make(chan os.Signal, 4), make(chan string, 4), make(chan struct{})
-	stop := std.Signals(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	taken := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT}
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		taken = append(taken, syscall.SIGHUP)
+	}
+	stop := std.Signals(got, taken...)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
