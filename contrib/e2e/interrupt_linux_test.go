@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -126,11 +127,46 @@ func TestInterruptsWhileNothingIsConnected(t *testing.T) {
 	io.WriteString(master, "\x03")
 	w.interrupted("a terminal", c, screen.String, "")
 	w.screen(&screen, "interrupted; the session goes on")
-	after, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
-	if err != nil || *after != *before {
-		t.Errorf("%v: the terminal is left as %+v, was %+v", err, after, before)
+	restored := func(when string) {
+		t.Helper()
+		after, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+		if err != nil || *after != *before {
+			t.Errorf("after %s: %v: the terminal is left as %+v, was %+v", when, err, after, before)
+		}
 	}
+	restored("an interrupt")
 	proxy.Refuse(false)
+
+	// The terminal's window is closed, or what it is piped into ends.
+	c = w.cmd(t.Context(), "fleet", "exec", "-t", "box", "--", "sh", "-c", "echo open; sleep 1000")
+	c.Stdin, c.Stdout, c.Stderr = tty, tty, tty
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.screen(&screen, "open\r\n")
+	c.Process.Signal(syscall.SIGHUP)
+	w.interrupted("a hangup", c, screen.String, "")
+	restored("a hangup")
+	r, unread, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = w.cmd(t.Context(), "fleet", "shell", "box")
+	c.Stdin, c.Stdout, c.Stderr = tty, unread, tty
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	unread.Close()
+	if _, err := r.Read(make([]byte, 1)); err != nil { // its prompt
+		t.Fatal(err)
+	}
+	r.Close()
+	io.WriteString(master, "echo more\r")
+	if err := c.Wait(); c.ProcessState.ExitCode() != 141 {
+		t.Errorf("a shell whose output nobody reads: %v: %s", err, screen.String())
+	}
+	w.screen(&screen, "nobody reads the output; the session goes on")
+	restored("a broken pipe")
 	for line := range strings.Lines(w.must("fleet", "sessions", "box", "--jsonl")) {
 		if _, id, ok := strings.Cut(line, `"id":"`); ok && strings.Contains(line, `"running"`) {
 			id, _, _ = strings.Cut(id, `"`)
