@@ -274,6 +274,35 @@ func TestLifeOfAMachine(t *testing.T) { // R5, R6, R12, R29
 		}
 	})
 
+	t.Run("a loopback port, once somebody wants one", func(t *testing.T) { // R24, R31
+		agentd := dataGlob + "/current/agentd"
+		ask := func(account, token string) string {
+			return w.sh(h, account, "bash -c 'exec 3<>/dev/tcp/127.0.0.1/7750 && printf \"GET /v1/status HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\nAuthorization: Bearer %s\\r\\n\\r\\n\" "+token+" >&3 && cat <&3' 2>/dev/null || echo refused")
+		}
+		if got := ask("dana", "x"); !strings.Contains(got, "refused") {
+			t.Errorf("a port that nobody wanted: %q", got)
+		}
+		for _, addr := range []string{"0.0.0.0:7750", "localhost:7750", "[::]:7750", "[::ffff:127.0.0.1]:7750"} {
+			w.fails(2, "loopback", w.installArgs(h, "dana", "box", "--listen", addr)...)
+		}
+		w.install(h, "dana", "box", "--listen", "127.0.0.1:7750")
+		none := ask("root", "fa_none")
+		if !strings.HasPrefix(none, "HTTP/1.1 401 ") || ask("dana", "x") != none {
+			t.Errorf("without a token: %q", none)
+		}
+		w.must("fleet", "restart", "box")
+		if got := ask("dana", strings.TrimSpace(w.sh(h, "dana", agentd+" token"))); !strings.HasPrefix(got, "HTTP/1.1 200 ") {
+			t.Errorf("with a token, after a restart: %q", got)
+		}
+		if out := w.sh(h, "root", "ss -Hltn 'sport = :7750'"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "127.0.0.1:7750") {
+			t.Errorf("it listens at %s", out)
+		}
+		w.install(h, "dana", "box", "--listen", "off")
+		if got := ask("dana", "x"); !strings.Contains(got, "refused") {
+			t.Errorf("a port that is off: %q", got)
+		}
+	})
+
 	t.Run("a stop outlives a reboot, and only start ends it", func(t *testing.T) {
 		w.must("fleet", "stop", "box")
 		w.must("fleet", "wait", "box", "--for", "stopped", "--timeout", "30s")

@@ -70,6 +70,8 @@ func TestManyMachines(t *testing.T) {
 	w.install(h, "erin", "box-2", "--label", "env=prod")
 	accepted := func() string { return w.sh(h, "root", "journalctl --no-pager -q | grep -c 'Accepted publickey'") }
 
+	w.accountsApart(h)
+
 	t.Run("exec names each line's machine", func(t *testing.T) {
 		r := w.run("fleet", "exec", "-l", "env=prod", "--", "sh", "-c", "id -un; echo oops >&2")
 		if r.exit != 0 || sortedLines(r.out) != "box-1: dana\nbox-2: erin\n" ||
