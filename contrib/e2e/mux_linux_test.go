@@ -205,8 +205,68 @@ func TestSharedConnections(t *testing.T) { // R5, R31, R32
 		}
 		return nil
 	})
+	// So do a watch, an attached session, and what a forward's port leads to.
+	w.sh(h, "dana", "mkdir watched")
+	mint := strings.TrimSpace(w.sh(h, "root", "find /run/user -name mint.sock"))
+	s := w.detach("box", "until [ -e watched/end ]; do sleep 0.05; done; echo end")
+	type left struct {
+		*exec.Cmd
+		out lockedBuffer
+	}
+	begin := func(args ...string) *left {
+		l := &left{Cmd: w.cmd(t.Context(), "fleet", args...)}
+		l.Stdout = &l.out
+		if err := l.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	says := func(l *left, words string) {
+		t.Helper()
+		w.poll(words, func() error {
+			if !strings.Contains(l.out.String(), words) {
+				return fmt.Errorf("%q", l.out.String())
+			}
+			return nil
+		})
+	}
+	watching, forwarding, attached := begin("file", "watch", "--json", "box:watched"), begin("forward", "--json", "box", "0:"+mint), begin("attach", "box", s.ID)
+	says(watching, "ready")
+	says(forwarding, "\n")
+	var port wire.Forward
+	if err := json.Unmarshal([]byte(forwarding.out.String()), &port); err != nil {
+		t.Fatal(err)
+	}
+	reaches := func() {
+		t.Helper()
+		w.poll("the forward", func() error {
+			c, err := net.Dial("tcp", port.Listen)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(20 * time.Second))
+			io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n")
+			b := make([]byte, 12)
+			if _, err := io.ReadFull(c, b); err != nil || string(b) != "HTTP/1.1 200" {
+				return fmt.Errorf("%q %v", b, err)
+			}
+			return nil
+		})
+	}
+	reaches()
 	syscall.Kill(m.PID, syscall.SIGKILL)
 	w.ended(m.PID)
+	reaches()
+	w.sh(h, "dana", "touch watched/end")
+	says(watching, `"created"`)
+	if err := attached.Wait(); err != nil || attached.out.String() != "end\n" {
+		t.Errorf("an attached session: %v %q", err, attached.out.String())
+	}
+	for _, l := range []*left{watching, forwarding} {
+		l.Process.Signal(syscall.SIGINT)
+		l.Wait()
+	}
 	var want strings.Builder
 	for i := range 40 {
 		fmt.Fprintln(&want, i)
