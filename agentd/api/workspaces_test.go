@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -195,9 +195,18 @@ func TestARaceLeadsOutOfNoWorkspace(t *testing.T) { // R33
 	a.put(mine+"/real/secret", "inside")
 	a.hostile(mine)
 	at := wire.PathFiles + url.PathEscape("swap/secret")
-	for range 500 {
-		if w := a.ask(a.mine, "GET", at, ""); bytes.Equal(w.Body.Bytes(), []byte("secret")) {
+	inside, refused := 0, 0
+	for n, deadline := 0, time.Now().Add(time.Minute); n < 500 || inside == 0 || refused == 0; n++ {
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing was raced: %d reads inside, %d refused", inside, refused)
+		}
+		switch w := a.ask(a.mine, "GET", at, ""); {
+		case w.Body.String() == "secret":
 			t.Fatal("the outside was read")
+		case w.Code == 200 && w.Body.String() == "inside":
+			inside++
+		case w.Code == 403:
+			refused++
 		}
 		a.ask(a.mine, "PUT", at, "inside")
 		a.ask(a.mine, "DELETE", wire.PathFiles+url.PathEscape("swap"), "")

@@ -57,8 +57,8 @@ func (e *events) notify() {
 }
 
 // append adds an event, once there is room for it. A change of what changed just
-// before and was not sent yet is not said twice.
-// waited says that there was none at first.
+// before and was not sent yet is not said twice. waited says that there was no
+// room at first.
 func (e *events) append(ctx context.Context, ev wire.WatchEvent) (waited bool, err error) {
 	k := key{ev.Event, ev.Path}
 	repeats := ev.Event == wire.WatchModified || ev.Event == wire.WatchAttributes

@@ -19,7 +19,6 @@ type node struct {
 	wd       int // -1 while it is not watched
 	dev, ino uint64
 	refused  bool // it was said that it is not watched
-	gone     bool
 	children map[string]*node
 	// listed are names that a listing told of, whose notices may still wait; up to
 	// the notice with the number until.
@@ -65,7 +64,7 @@ func (n *node) child(name string) *node {
 	return c
 }
 
-// knows reports whether a listing told of the name already, and forgets that.
+// knew reports whether a listing told of the name already, and forgets that.
 func (n *node) knew(name string, now uint64) bool {
 	if now > n.until {
 		n.listed = nil
@@ -382,7 +381,6 @@ func (l *tree) drop(n *node) {
 	if n == l.held {
 		l.release()
 	}
-	n.gone = true
 	if n.wd >= 0 {
 		delete(l.byWd, n.wd)
 		unix.InotifyRmWatch(l.queue.fd, uint32(n.wd)) // it may be gone by itself

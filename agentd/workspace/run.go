@@ -40,7 +40,7 @@ type command struct {
 
 var errTimeout = errors.New("it took too long")
 
-// run runs a program in a session of its own, whose every process is ended when
+// run runs a program in a session of its own, which is ended when
 // time is over. It returns the beginning of its standard output, if that was
 // asked for, and the end of all that it said.
 func run(ctx context.Context, c command) (out, tail string, err error) {
