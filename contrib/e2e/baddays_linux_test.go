@@ -216,4 +216,28 @@ func TestHomeFillsDuringTheUpload(t *testing.T) { // R3, R6
 	if out := w.sh(h, "dana", "ls -A ~/.local/share/fleet-agent/*/versions | grep '^\\.' || true"); out != "" {
 		t.Errorf("left: %s", out)
 	}
+
+	// An update that has no room leaves the version that was there, and it runs.
+	before := w.versions(h)
+	w.with(w.otherArtifact("8.2.0", w.agentdVersion("8.2.0")), func() {
+		r := w.upTo("idle", func(int) {
+			if err := h.FillHome("dana"); err != nil {
+				t.Error(err)
+			}
+		}, "update", "dana")
+		if r.exit == 0 || !strings.Contains(r.err, "full") && !strings.Contains(r.err, "space") {
+			t.Errorf("an update of a machine whose home is full: %s", r)
+		}
+		if err := h.FreeHome("dana"); err != nil {
+			t.Fatal(err)
+		}
+		if after := w.versions(h); strings.Fields(after)[0] != strings.Fields(before)[0] || strings.Contains(after, "8.2.0") {
+			t.Errorf("an update that had no room:\n%s\n%s", before, after)
+		}
+		if r := w.run("fleet", "exec", "dana", "--", "echo", "alive"); r.out != "alive\n" {
+			t.Error(r)
+		}
+		w.must("fleet", "update", "dana")
+		w.runs("dana", "8.2.0")
+	})
 }
