@@ -233,6 +233,17 @@ func (w *world) updatesThatAreNotTaken(h *lab.Host) {
 	if r := w.run("fleet", "exec", "box", "--", "echo", "alive"); r.out != "alive\n" {
 		t.Error(r)
 	}
+
+	// The operator's side went away in the middle of an update, and the new version
+	// does not even run: a person takes it back.
+	w.sh(h, "dana", "cd "+dataGlob+` && was=$(readlink current) && bad=versions/$(printf 'b%.0s' $(seq 64)) && cp -a $was $bad &&
+rm $bad/agentd && printf '#!/bin/sh\nexit 1\n' > $bad/agentd && chmod 755 $bad/agentd && ln -sfn $was previous && ln -sfn $bad current`)
+	w.sh(h, "dana", "XDG_RUNTIME_DIR=/run/user/$(id -u) systemctl --user restart 'fleet-agent*' || true")
+	w.must("fleet", "rollback", "box")
+	w.runs("box", "v2-next")
+	if r := w.run("fleet", "exec", "box", "--", "echo", "alive"); r.out != "alive\n" {
+		t.Error(r)
+	}
 }
 
 // updatesOnConnect are those that nobody asked for by name.

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strings"
 	"time"
 
 	"fleet.example/fleet/core/artifact"
+	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/remote"
@@ -118,6 +120,34 @@ func (r *run) matched(ctx context.Context, machine string) error {
 			return false, "", err
 		}
 		r.doc.Matched.PlaneRow = true
+		return false, machine, nil
+	})
+}
+
+// refused reports whether it is another machine, or one that is deleted, that
+// answered.
+func refused(err error) bool {
+	switch fault.Of(err).Code {
+	case "account_mismatch", "row_mismatch", wire.CodeRevoked:
+		return true
+	}
+	return false
+}
+
+// matchedOnDisk is matched for an agent that does not answer: the credential that
+// it would present is this account's, and of that machine.
+func (r *run) matchedOnDisk(ctx context.Context, machine string) error {
+	return r.step(ctx, "match-disk", func(ctx context.Context) (bool, string, error) {
+		b, err := r.conn.RunOK(ctx, sshconn.Script{Args: []string{r.dirs.Data}, Body: `
+[ -O "$1/credential" ] || exit 1
+sed -n 's/.*"machine": *"\([A-Za-z0-9_]*\)".*/\1/p' "$1/credential" | head -n 1`})
+		if err != nil {
+			return false, "", err
+		}
+		if on := strings.TrimSpace(string(b)); on != machine {
+			return false, "", fault.New(fault.Refused, "row_mismatch", "the credential there is of %q, and %s was meant", command.Clean(on), machine)
+		}
+		r.admitted.Machine = machine
 		return false, machine, nil
 	})
 }
@@ -260,6 +290,9 @@ func (r *run) idle(ctx context.Context) error {
 func (r *run) handOver(ctx context.Context) error {
 	begin := time.Now().Add(r.facts.ClockOffset).Add(-2 * time.Second)
 	err := r.step(ctx, "restart", func(ctx context.Context) (bool, string, error) {
+		if r.deaf {
+			return false, "by the service manager", r.restartService(ctx)
+		}
 		return false, "", r.becomeCurrent(ctx)
 	})
 	if err != nil {
@@ -269,6 +302,22 @@ func (r *run) handOver(ctx context.Context) error {
 		_, err := r.awaitRow(ctx, begin)
 		return false, "", err
 	})
+}
+
+// restartService has the service manager restart the agent, which need not
+// answer.
+func (r *run) restartService(ctx context.Context) error {
+	m, err := r.chooseManager(ctx)
+	if err != nil {
+		return err
+	}
+	r.manager = m
+	h := r.host.For(m.Description())
+	spec := SpecOf(r.dirs, r.scope, r.facts.User)
+	if err := m.Restart(ctx, h, spec); err != nil {
+		return err
+	}
+	return awaitRunning(ctx, m, h, spec)
 }
 
 // comeBack returns to the former version after one that did not check in.
@@ -286,18 +335,11 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 				return false, "", err
 			}
 		}
-		m, err := r.chooseManager(ctx)
-		if err != nil {
-			return false, "", err
-		}
-		r.manager = m
-		h := r.host.For(m.Description())
-		spec := SpecOf(r.dirs, r.scope, r.facts.User)
-		if err := m.Restart(ctx, h, spec); err != nil {
+		if err := r.restartService(ctx); err != nil {
 			return false, "", err
 		}
 		r.hold(ctx, r.doc.Artifact.SHA256)
-		return false, r.was, awaitRunning(ctx, m, h, spec)
+		return false, r.was, nil
 	})
 	if err != nil {
 		return fmt.Errorf("%w; and the former version did not come back: %w", why, err)
@@ -307,7 +349,9 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 
 // Rollback returns to the version before the last update. It does not wait for
 // sessions, as an update does: it is the way out of a version that does not do
-// its job, and sessions outlive the restart (R34).
+// its job, and sessions outlive the restart (R34). An update that was cut off may
+// have left one that does not even answer: then what is on its disk says which
+// machine it is, and the service manager restarts it.
 func (e *Env) Rollback(ctx context.Context, l state.Link) (*wire.Install, error) {
 	doc, flags, err := newDoc(l)
 	if err != nil {
@@ -319,7 +363,10 @@ func (e *Env) Rollback(ctx context.Context, l state.Link) (*wire.Install, error)
 	}
 	defer r.close()
 	if err := r.matched(ctx, l.Machine); err != nil {
-		return doc, err
+		if refused(err) || ctx.Err() != nil || r.matchedOnDisk(ctx, l.Machine) != nil {
+			return doc, err
+		}
+		r.deaf = true
 	}
 	var id string
 	err = r.step(ctx, "verify", func(ctx context.Context) (bool, string, error) {
