@@ -100,7 +100,10 @@ func (a *Agent) serveLoopback(ctx context.Context, s *api.Server) {
 			api.Serve(ctx, srv, l, a.handing.Load)
 			a.loopback.Store(nil)
 			a.Sockets.Put(loopbackName, l.Left())
-			continue
+			if ctx.Err() != nil {
+				return
+			}
+			err = errors.New("the port is served no more, and is made again")
 		}
 		a.loopbackTrouble(err)
 		select {

@@ -285,7 +285,7 @@ func readBody(w http.ResponseWriter, r *http.Request, v any) bool {
 func (s *Server) identity(w http.ResponseWriter, _ *http.Request) { answer(w, s.Agent.Identity()) }
 func (s *Server) status(w http.ResponseWriter, _ *http.Request) {
 	st := s.Agent.Status()
-	st.Forwards = len(s.forwards)
+	st.Forwards, st.Copies = len(s.forwards), s.copies.count()
 	answer(w, st)
 }
 

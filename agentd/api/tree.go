@@ -42,6 +42,12 @@ type copying struct {
 	addLane func(net.Conn) error // nil once it is over
 }
 
+func (c *copies) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.byID)
+}
+
 // begin makes an attempt the one of its id. One that is there was cut, and ends
 // first.
 func (c *copies) begin(id string, end context.CancelFunc) (*copying, error) {

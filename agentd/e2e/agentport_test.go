@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -82,6 +83,23 @@ func TestAPortToTheAgentAnswersItsCallerAlone(t *testing.T) { // R24, R31
 		}
 		if resp := call("GET", "/v1/nothing", ""); resp.StatusCode != 404 {
 			t.Errorf("a path that is not there: %s", resp.Status)
+		}
+	}
+	// A sum that follows the body arrives, and is heeded.
+	for sum, want := range map[string]int{fmt.Sprintf("%x", sha256.Sum256([]byte("whole"))): 2, strings.Repeat("0", 64): 4} {
+		req, err := http.NewRequestWithContext(ctx(t), "PUT", "http://"+doc.Listen+wire.PathFiles+"over-the-port", io.MultiReader(strings.NewReader("whole")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+tok)
+		req.Trailer = http.Header{wire.HeaderSHA256: {sum}}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode/100 != want {
+			t.Errorf("a file whose sum is said to be %s: %s", sum, resp.Status)
 		}
 	}
 	// And what becomes a stream does.

@@ -69,6 +69,7 @@ func (p *agentPort) serve(ctx context.Context, l net.Listener) {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "agent", ""
 			r.Out.Header.Del("Authorization")
+			r.Out.Trailer = r.In.Trailer // which is read once the body has been
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			w.Header().Set("Content-Type", "application/json")
@@ -158,6 +159,7 @@ func (t renewing) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		out := r.Clone(r.Context())
+		out.Trailer = r.Trailer
 		out.Header.Set("Authorization", "Bearer "+tok.Reveal())
 		resp, err := t.RoundTripper.RoundTrip(out)
 		if err != nil || resp.StatusCode != http.StatusUnauthorized || renew || once {

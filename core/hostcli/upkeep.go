@@ -165,7 +165,7 @@ func (u *upkeep) once(ctx context.Context, in *install.Env, m muxserver.Upkept, 
 // connection ends.
 func (u *upkeep) untilIdle(ctx context.Context, m muxserver.Upkept) bool {
 	for pause(ctx, upkeepEvery) {
-		if st, err := m.Status(ctx); err == nil && st.Sessions == 0 && st.Forwards == 0 {
+		if st, err := m.Status(ctx); err == nil && st.Sessions == 0 && st.Forwards == 0 && st.Copies == 0 {
 			return true
 		}
 	}

@@ -119,6 +119,7 @@ func (r *run) matched(ctx context.Context, machine string) error {
 		if err := Match(id, machine, r.facts.UID); err != nil {
 			return false, "", err
 		}
+		r.confirmed = id.Row.Fresh
 		r.doc.Matched.PlaneRow = true
 		return false, machine, nil
 	})
@@ -196,15 +197,27 @@ func (r *run) update(ctx context.Context, l state.Link) error {
 	if err := r.step(ctx, "upload", r.upload); err != nil {
 		return err
 	}
-	if err := r.step(ctx, "verify", r.verify); err != nil {
+	// What has begun during the upload is waited for as well.
+	if err := r.deferred(ctx); err != nil {
 		return err
+	}
+	// It is held until it has checked in: nobody is there to say so if this side
+	// goes away in between, and then it is not brought again by itself.
+	if err := r.hold(ctx, r.art.ID); err != nil && r.onConnect {
+		return err
+	}
+	if err := r.step(ctx, "verify", r.verify); err != nil {
+		r.hold(ctx, r.found.held)
+		return err
+	}
+	if r.runs != "" { // a session has begun in the last moment
+		r.hold(ctx, r.found.held)
+		return fault.New(fault.NotYet, wire.CodeDeferred, "deferred while sessions run")
 	}
 	if err := r.handOver(ctx); err != nil {
 		return r.comeBack(ctx, err)
 	}
-	if r.found.held == r.art.ID {
-		r.hold(ctx, "")
-	}
+	r.hold(ctx, "")
 	r.prune(ctx)
 	return r.Links.UpdateLink(ctx, l.Machine, func(l *state.Link) { l.Artifact = r.art.ID })
 }
@@ -224,6 +237,9 @@ func (e *Env) UpdateOver(ctx context.Context, conn *sshconn.Conn, l state.Link, 
 	}
 	art, err := e.Artifact(facts.GOOS, facts.GOARCH)
 	if err != nil {
+		if fault.Of(err).Code == "no_artifact" { // what is newer is for another platform
+			err = ErrNothing
+		}
 		return nil, err
 	}
 	doc := &wire.Install{Schema: wire.SchemaInstall, Host: l.Host, Steps: []wire.Step{},
@@ -239,11 +255,14 @@ func (e *Env) UpdateOver(ctx context.Context, conn *sshconn.Conn, l state.Link, 
 	if err := r.matched(ctx, l.Machine); err != nil {
 		return doc, err
 	}
-	// Another operator may have been quicker.
+	// Another operator may have been quicker; and while the plane is away, no
+	// version can show that it does its job.
 	st, err := r.status(ctx, nil)
 	switch {
 	case err != nil:
 		return doc, err
+	case !r.confirmed:
+		return doc, fault.New(fault.NotYet, wire.CodeDeferred, "deferred while the machine's checks get no answer")
 	case !artifact.Newer(art.Manifest.Version, st.Version):
 		return doc, ErrNothing
 	case r.found.held == art.ID:
@@ -255,7 +274,7 @@ func (e *Env) UpdateOver(ctx context.Context, conn *sshconn.Conn, l state.Link, 
 
 // hold remembers on the machine, for every operator, the version that was left;
 // none with "".
-func (r *run) hold(ctx context.Context, id string) {
+func (r *run) hold(ctx context.Context, id string) error {
 	file := path.Join(r.dirs.Data, place.HeldFile)
 	var err error
 	if id == "" {
@@ -266,24 +285,29 @@ func (r *run) hold(ctx context.Context, id string) {
 	if err != nil {
 		r.Notef("cannot remember which version was left: %v", err)
 	}
+	return err
 }
 
 // idle refuses while sessions run: another version waits for them (R4).
 func (r *run) idle(ctx context.Context) error {
-	return r.step(ctx, "idle", func(ctx context.Context) (bool, string, error) {
-		st, err := r.status(ctx, nil)
-		if err != nil {
-			return false, "", err
-		}
-		switch {
-		case st.Sessions > 0:
-			return false, "", fault.New(fault.NotYet, wire.CodeDeferred, "deferred while %s", running(st.Sessions)).
-				WithHint("fleet sessions %s shows them; fleet drain keeps new ones away; --wait waits for their end", r.admitted.Machine)
-		case r.onConnect && st.Forwards > 0:
-			return false, "", fault.New(fault.NotYet, wire.CodeDeferred, "deferred while connections are forwarded through the machine")
-		}
-		return false, "", nil
-	})
+	return r.step(ctx, "idle", func(ctx context.Context) (bool, string, error) { return false, "", r.deferred(ctx) })
+}
+
+func (r *run) deferred(ctx context.Context) error {
+	st, err := r.status(ctx, nil)
+	if err != nil {
+		return err
+	}
+	switch {
+	case st.Sessions > 0:
+		return fault.New(fault.NotYet, wire.CodeDeferred, "deferred while %s", running(st.Sessions)).
+			WithHint("fleet sessions %s shows them; fleet drain keeps new ones away; --wait waits for their end", r.admitted.Machine)
+	case r.onConnect && st.Forwards > 0:
+		return fault.New(fault.NotYet, wire.CodeDeferred, "deferred while connections are forwarded through the machine")
+	case r.onConnect && st.Copies > 0:
+		return fault.New(fault.NotYet, wire.CodeDeferred, "deferred while files are copied")
+	}
+	return nil
 }
 
 // handOver makes the agent become what current names, and waits for its check.
@@ -325,7 +349,9 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 	if r.was == "" || ctx.Err() != nil {
 		return why
 	}
+	begin := time.Now().Add(r.facts.ClockOffset).Add(-2 * time.Second)
 	err := r.step(ctx, "rollback", func(ctx context.Context) (bool, string, error) {
+		r.hold(ctx, r.doc.Artifact.SHA256) // first: what follows may fail, and would be begun anew
 		if err := SetCurrent(ctx, r.host, r.dirs.Data, r.was); err != nil {
 			return false, "", err
 		}
@@ -338,7 +364,9 @@ func (r *run) comeBack(ctx context.Context, why error) error {
 		if err := r.restartService(ctx); err != nil {
 			return false, "", err
 		}
-		r.hold(ctx, r.doc.Artifact.SHA256)
+		if _, err := r.awaitRow(ctx, begin); fault.Of(err) != nil && fault.Of(err).Code == "no_check" {
+			r.hold(ctx, r.found.held) // the former one gets no answer, either: it is not the version
+		}
 		return false, r.was, nil
 	})
 	if err != nil {

@@ -157,6 +157,7 @@ type run struct {
 	runs         string // the version that is to run: art's, or the former one while sessions run (R4)
 	onConnect    bool   // nobody asked for the update by name
 	deaf         bool   // the agent does not answer
+	confirmed    bool   // the plane has answered the agent lately
 	switched     bool   // current now names another version than before
 	was          string
 }

@@ -52,7 +52,11 @@ func (g *agent) upkeep(runs string) {
 			},
 			Busy: func() func() {
 				g.way.hold(1)
-				return func() { g.way.hold(-1) }
+				s.enter(1) // a server that was retired meanwhile stays for it
+				return func() {
+					s.enter(-1)
+					g.way.hold(-1)
+				}
 			}})
 	})
 }

@@ -80,6 +80,7 @@ type AgentStatus struct {
 	Probed    bool       `json:"probed"`
 	Sessions  int        `json:"sessions"`           // running ones
 	Forwards  int        `json:"forwards,omitempty"` // connections that are forwarded
+	Copies    int        `json:"copies,omitempty"`   // copies of files that are under way
 	Draining  bool       `json:"draining"`
 	DataDir   string     `json:"data_dir"`
 	Socket    string     `json:"socket"`
