@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -138,6 +139,11 @@ func TestInterruptsWhileNothingIsConnected(t *testing.T) {
 	proxy.Refuse(false)
 
 	// The terminal's window is closed, or what it is piped into ends.
+	// While it is asked for here, the command does not inherit that it is ignored,
+	// as it is below nohup.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	c = w.cmd(t.Context(), "fleet", "exec", "-t", "box", "--", "sh", "-c", "echo open; sleep 1000")
 	c.Stdin, c.Stdout, c.Stderr = tty, tty, tty
 	if err := c.Start(); err != nil {

@@ -104,23 +104,24 @@ func TestAKilledPlaneLosesNoRotatingMachine(t *testing.T) {
 // await polls until all machines are as they should be, and returns them.
 func await(t *testing.T, client *planeclient.Client, n int, ok func(wire.Machine) bool) map[string]wire.Machine {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Minute); ; {
+	for end := time.Now().Add(8 * time.Minute); ; {
 		list, err := client.Machines(t.Context(), wire.MachineFilter{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows, late := map[string]wire.Machine{}, 0
+		rows, late, last := map[string]wire.Machine{}, 0, wire.Machine{}
 		for _, m := range list.Machines {
 			rows[m.ID] = m
 			if !ok(m) {
 				late++
+				last = m
 			}
 		}
 		if late == 0 && len(rows) == n {
 			return rows
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d of %d machines have not come back and rotated", late, n)
+			t.Fatalf("%d of %d machines have not come back and rotated; one is %+v", late, n, last)
 		}
 		select {
 		case <-time.After(time.Second):

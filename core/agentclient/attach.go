@@ -109,6 +109,9 @@ func (c *Client) unanswered(ctx context.Context, id string, f *follower, sent <-
 	if f.back.patience < 0 || ctx.Err() != nil || errors.As(err, new(*Error)) {
 		return "", nil, err
 	}
+	if known := fault.Of(err); known != nil && known.Exit == fault.Refused {
+		return id, nil, err // as of an agent that was stopped meanwhile: it is not waited for
+	}
 	f.notice("no answer (" + err.Error() + "), asking again")
 	f.back.afresh()
 	apart, settled := f.apart(ctx, nil)
