@@ -27,7 +27,7 @@ help: ## list the targets
 
 build: $(SIGN_KEY) ## build the programs for this machine into bin/
 	@mkdir -p $(BIN) .cache/new
-	$(BUILD) -o .cache/new/ ./cmd/fleet ./cmd/planed ./cmd/fleet-plugins
+	$(BUILD) -o .cache/new/ ./cmd/fleet ./cmd/fleet-front ./cmd/planed ./cmd/fleet-plugins
 	$(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o .cache/new/ ./cmd/fleet-host
 	@mv -f .cache/new/* $(BIN)/
 	$(BIN)/fleet-plugins lock $(BIN)

@@ -3,18 +3,11 @@ package main
 
 import (
 	"os"
-	"time"
 
-	"fleet.example/fleet/core/cli"
-	"fleet.example/fleet/core/command"
-	_ "fleet.example/fleet/core/quick/first" // before all others
-	"fleet.example/fleet/core/single"
+	"fleet.example/fleet/core/quick"
 )
 
 // version is set by the build.
 var version = "dev"
 
-func main() {
-	time.AfterFunc(time.Second, single.Widen)
-	os.Exit(cli.Main(os.Args, command.OS(), version))
-}
+func main() { os.Exit(quick.Main(os.Args, version)) }

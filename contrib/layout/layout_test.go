@@ -173,7 +173,8 @@ var lean = []struct {
 	without []string
 	why     string
 }{
-	{"cmd/fleet", []string{"google.golang.org/grpc", "google.golang.org/protobuf", "golang.org/x/crypto/ssh", "github.com/hashicorp/go-plugin"}, "the front is started with every call"},
+	{"cmd/fleet", []string{"fmt", "reflect", "net", "crypto", "encoding", "github.com"}, "fleet is the start of every call"},
+	{"cmd/fleet-front", []string{"google.golang.org/grpc", "google.golang.org/protobuf", "golang.org/x/crypto/ssh", "github.com/hashicorp/go-plugin"}, "the front is started with nearly every call"},
 	{"cmd/agentd", []string{"google.golang.org/grpc", "google.golang.org/protobuf", "github.com/hashicorp/go-plugin"}, "agentd stays in a machine's memory"},
 	{"cmd/agentd-shim", []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net/http", "crypto/tls"}, "a shim is started for every session and stays as long"},
 	{"cmd/planed", []string{"google.golang.org/grpc", "github.com/hashicorp/go-plugin", module + "agentd"}, "the plane hosts no plugins"},

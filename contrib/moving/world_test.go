@@ -33,7 +33,7 @@ var bin string
 
 func TestMain(m *testing.M) {
 	os.Exit(programs.Main(m, &bin, func(dir string) error {
-		return programs.Build(dir, nil, "agentd", "agentd-shim", "planed", "fleet", "fleet-host")
+		return programs.Build(dir, nil, "agentd", "agentd-shim", "planed", "fleet", "fleet-front", "fleet-host")
 	}))
 }
 

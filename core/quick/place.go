@@ -7,19 +7,34 @@ import (
 	"syscall"
 )
 
+// packaged is where a package puts the programs that are not in PATH.
+const packaged = "/usr/lib/fleet"
+
 // host is the fleet-host that belongs to a front, as mux.HostProgram finds it.
 func host(exe string) string {
+	path, _ := helper(exe, "fleet-host")
+	return path
+}
+
+// helper finds one of fleet's programs beside another, or where a package puts
+// it; that is also its place if it is nowhere.
+func helper(exe, name string) (path string, there bool) {
 	exe = resolved(exe)
 	for i := len(exe) - 1; i >= 0; i-- {
 		if exe[i] == '/' {
-			beside := exe[:i] + "/fleet-host"
-			if _, err := os.Stat(beside); err == nil {
-				return beside
+			if beside := exe[:i+1] + name; exists(beside) {
+				return beside, true
 			}
 			break
 		}
 	}
-	return "/usr/lib/fleet/fleet-host"
+	path = packaged + "/" + name
+	return path, exists(path)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // Name is the socket's name for an environment and a fleet-host: it has a digest

@@ -1,18 +1,19 @@
-// Package quick is the short way for the command that is used most, `fleet exec
-// MACHINE -- CMD…` over a shared connection. Most of what such a command costs
-// is the start of the program: the memory of libraries that is touched for the
-// first time, page by page. So the front hands the words of its command line to
-// the fleet-host that holds the connection, where all of that has happened long
-// ago, and writes what comes back.
+// Package quick is the program fleet: the short way for the command that is used
+// most, `fleet exec MACHINE -- CMD…` over a shared connection, and the way to
+// fleet-front for all others. Most of what such a command costs is the start of
+// the program: the memory of libraries that is touched for the first time, page
+// by page. So this one has none, hands the words of its command line to the
+// fleet-host that holds the connection, where all of that has happened long ago,
+// and writes what comes back.
 //
-// What it holds to:
+// What the short way holds to:
 //   - The other side says that it begins before it does, and nothing of the
 //     command is done until it has said so and that is where this side reads
-//     it. When it declines instead, or ends without that word, the program goes
-//     on as if this package were not there. Errors are therefore never this
+//     it. When it declines instead, or ends without that word, fleet-front does
+//     the command as if there were no short way. Errors are therefore never this
 //     package's: the program finds them again, and says them.
 //   - A command that was begun, or perhaps was, is brought to its end and done
-//     once. When the other side goes away, the program goes on from the byte of
+//     once. When the other side goes away, fleet-front goes on from the byte of
 //     output that was written last: the session's id is made here, before the
 //     command is handed over, and starting a session again joins it.
 //   - Signals are taken over while the other side gets ready, and it begins
@@ -23,7 +24,7 @@
 //   - Every frame is bounded; all waiting but that for the command has a limit.
 //
 // It imports neither fmt nor any other package that is slow to start, and does
-// not know what a machine, a plane or SSH is. Package quick/first runs it.
+// not know what a machine, a plane or SSH is.
 package quick
 
 import (

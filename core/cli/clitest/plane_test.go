@@ -60,7 +60,11 @@ func freeAddr() (string, error) {
 	return "", errors.New("there is no free port")
 }
 
-// newPlane makes and starts a plane whose machines are absent after 6 s.
+// steady and quick are the time between two checks that a plane asks for: its
+// machines are present for longer than any script takes, or absent after 6 s.
+const steady, quick = "10m", "500ms"
+
+// newPlane makes and starts a steady plane.
 func newPlane(ctx context.Context, dir string) (*plane, error) {
 	addr, err := freeAddr()
 	if err != nil {
@@ -75,7 +79,7 @@ func newPlane(ctx context.Context, dir string) (*plane, error) {
 	if err := json.Unmarshal(out, &doc); err != nil {
 		return nil, err
 	}
-	if err := p.start(ctx); err != nil {
+	if err := p.start(ctx, steady); err != nil {
 		return nil, err
 	}
 	if p.roots, err = planeclient.VerifyPin(ctx, p.url, doc.CAPin); err != nil {
@@ -88,9 +92,9 @@ func newPlane(ctx context.Context, dir string) (*plane, error) {
 	return p, p.login(ctx, string(invite))
 }
 
-func (p *plane) start(ctx context.Context) error {
+func (p *plane) start(ctx context.Context, interval string) error {
 	p.log = &bytes.Buffer{}
-	p.cmd = exec.Command(bin("planed"), "serve", "--data", p.dir, "--listen", p.addr, "--test-floor", "500ms", "--check-interval", "500ms")
+	p.cmd = exec.Command(bin("planed"), "serve", "--data", p.dir, "--listen", p.addr, "--test-floor", "500ms", "--check-interval", interval)
 	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
 		return err

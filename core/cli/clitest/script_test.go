@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	binaries = dir
-	cmd := exec.Command("go", "build", "-o", dir+"/", "-ldflags", "-X main.version=1.2.3", "fleet.example/fleet/cmd/fleet", "fleet.example/fleet/cmd/planed")
+	cmd := exec.Command("go", "build", "-o", dir+"/", "-ldflags", "-X main.version=1.2.3", "fleet.example/fleet/cmd/fleet", "fleet.example/fleet/cmd/fleet-front", "fleet.example/fleet/cmd/planed")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		panic(string(out))
 	}
@@ -93,7 +93,8 @@ func current(ts *testscript.TestScript) *plane {
 	return p.(*plane)
 }
 
-// cmdPlane: plane new | stop | start. A new one has dana logged in; its URL is
+// cmdPlane: plane new | stop | start | quick, the last starts one that soon calls
+// machines absent. A new one has dana logged in; its URL is
 // $PLANE and its data directory $PLANE_DIR.
 func cmdPlane(ts *testscript.TestScript, neg bool, args []string) {
 	do(ts, neg, func(ctx context.Context) error {
@@ -112,9 +113,11 @@ func cmdPlane(ts *testscript.TestScript, neg bool, args []string) {
 			current(ts).stop()
 			return nil
 		case "start":
-			return current(ts).start(ctx)
+			return current(ts).start(ctx, steady)
+		case "quick":
+			return current(ts).start(ctx, quick)
 		}
-		ts.Fatalf("usage: plane new|stop|start")
+		ts.Fatalf("usage: plane new|stop|start|quick")
 		return nil
 	})
 }

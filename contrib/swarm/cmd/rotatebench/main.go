@@ -60,6 +60,9 @@ func measure(ctx context.Context, n, connections int, interval time.Duration) (*
 	if err != nil {
 		return nil, err
 	}
+	if _, err := swarm.Build(ctx, dir, "fleet-front"); err != nil {
+		return nil, err
+	}
 	fleet, err := swarm.Build(ctx, dir, "fleet")
 	if err != nil {
 		return nil, err
