@@ -150,7 +150,7 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 		return
 	}
 	defer s.copies.finish(key, n)
-	as := ""
+	as, sum := "", tree.Sum(req.Sum == wire.TreeSumXXH64)
 	var run func(conn net.Conn) (tree.Result, error)
 	if req.Op == wire.TreeSend {
 		src, err := f.Source(string(req.Path), req.Recursive)
@@ -162,7 +162,7 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 		n.from(src)
 		defer n.from(nil)
 		run = func(conn net.Conn) (tree.Result, error) {
-			t := tree.NewSender(ctx, conn, src, tree.SendOptions{Again: req.Again})
+			t := tree.NewSender(ctx, conn, src, tree.SendOptions{Sum: sum, Again: req.Again})
 			n.takes(t.AddLane)
 			return t.Run()
 		}
@@ -178,12 +178,12 @@ func (s *Server) copy(w http.ResponseWriter, r *http.Request, req wire.TreeReque
 			return
 		}
 		run = func(conn net.Conn) (tree.Result, error) {
-			t := tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Recursive: req.Recursive, Again: req.Again})
+			t := tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Sum: sum, Recursive: req.Recursive, Again: req.Again})
 			n.takes(t.AddLane)
 			return t.Run()
 		}
 	}
-	conn, err := upgraded(w, wire.UpgradeTree, as)
+	conn, err := upgraded(w, wire.UpgradeTree, as, sum)
 	if err != nil {
 		return
 	}
@@ -216,7 +216,7 @@ func (s *Server) lane(w http.ResponseWriter, r *http.Request, key string) {
 		refuse(w, http.StatusNotFound, wire.CodeNotFound, "no such copy is under way")
 		return
 	}
-	conn, err := upgraded(w, wire.UpgradeTree, "")
+	conn, err := upgraded(w, wire.UpgradeTree, "", tree.SHA256)
 	if err != nil {
 		return
 	}
@@ -233,14 +233,18 @@ func (s *Server) lane(w http.ResponseWriter, r *http.Request, key string) {
 }
 
 // upgraded makes the request's connection one that speaks the protocol.
-func upgraded(w http.ResponseWriter, protocol, as string) (net.Conn, error) {
+func upgraded(w http.ResponseWriter, protocol, as string, sum tree.Sum) (net.Conn, error) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, wire.CodeInternal, err.Error())
 		return nil, err
 	}
 	conn.SetDeadline(time.Now().Add(headerTimeout))
-	io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n"+wire.HeaderTreeAs+": "+as+"\r\n\r\n")
+	io.WriteString(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n"+wire.HeaderTreeAs+": "+as+"\r\n")
+	if sum == tree.XXH64 {
+		io.WriteString(rw, wire.HeaderTreeSum+": "+wire.TreeSumXXH64+"\r\n")
+	}
+	io.WriteString(rw, "\r\n")
 	if err := rw.Flush(); err != nil {
 		conn.Close()
 		return nil, err

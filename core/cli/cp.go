@@ -209,13 +209,13 @@ func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun
 	defer wg.Wait()
 	defer cancel()
 	recursive := r.call.Bool("r")
-	far := func(p *copyPlace, op, base string) (net.Conn, error) {
-		conn, as, err := p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base),
-			As: p.as, From: r.src.id, Recursive: recursive, Again: again})
+	far := func(p *copyPlace, op, base, sum string) (net.Conn, string, error) {
+		conn, a, err := p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base),
+			As: p.as, From: r.src.id, Recursive: recursive, Again: again, Sum: sum})
 		if err == nil {
-			p.as = as
+			p.as = a.As
 		}
-		return conn, err
+		return conn, a.Sum, err
 	}
 	wide := func(add func([]net.Conn) error) func() {
 		return func() { wg.Go(func() { r.widen(ctx, add) }) }
@@ -229,12 +229,12 @@ func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun
 		}
 		defer src.Close()
 		r.show.total(src.Size())
-		conn, err := far(r.dst, wire.TreeReceive, r.src.base())
+		conn, sum, err := far(r.dst, wire.TreeReceive, r.src.base(), wire.TreeSumXXH64)
 		if err != nil {
 			return result, false, err
 		}
 		var s *tree.Sender
-		s = tree.NewSender(ctx, conn, src, tree.SendOptions{Again: again, Trouble: r.trouble, Progress: r.progress,
+		s = tree.NewSender(ctx, conn, src, tree.SendOptions{Sum: sum == wire.TreeSumXXH64, Again: again, Trouble: r.trouble, Progress: r.progress,
 			Wide: wide(func(lanes []net.Conn) error { return s.AddLane(lanes[0]) })})
 		result, err = s.Run()
 		return result, true, err
@@ -245,24 +245,31 @@ func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun
 		}
 		r.dst.as = dst.As()
 		defer dst.Close()
-		conn, err := far(r.src, wire.TreeSend, "")
+		conn, sum, err := far(r.src, wire.TreeSend, "", wire.TreeSumXXH64)
 		if err != nil {
 			return result, false, err
 		}
 		var t *tree.Receiver
-		t = tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Recursive: recursive, Again: again, Trouble: r.trouble, Progress: r.progress,
+		t = tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Sum: sum == wire.TreeSumXXH64, Recursive: recursive, Again: again, Trouble: r.trouble, Progress: r.progress,
 			Wide: wide(func(lanes []net.Conn) error { return t.AddLane(lanes[0]) })})
 		result, err = t.Run()
 		return result, true, err
 	}
-	from, err := far(r.src, wire.TreeSend, "")
-	if err != nil {
-		return result, false, err
-	}
-	to, err := far(r.dst, wire.TreeReceive, r.src.base())
-	if err != nil {
-		from.Close()
-		return result, false, err
+	var from, to net.Conn
+	for ask := wire.TreeSumXXH64; to == nil; {
+		var fromSum, toSum string
+		if from, fromSum, err = far(r.src, wire.TreeSend, "", ask); err != nil {
+			return result, false, err
+		}
+		if to, toSum, err = far(r.dst, wire.TreeReceive, r.src.base(), fromSum); err != nil {
+			from.Close()
+			return result, false, err
+		}
+		if toSum != fromSum { // the receiver does not know that one; what was begun ends with the next
+			from.Close()
+			to.Close()
+			to, ask = nil, ""
+		}
 	}
 	result, err = tree.Relay(ctx, from, to, tree.RelayOptions{Trouble: r.trouble, Progress: r.progress, Wide: wide(func(lanes []net.Conn) error {
 		wg.Go(func() {

@@ -1,7 +1,6 @@
 package tree
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -144,10 +143,10 @@ func (s *Sender) work(o *outFile, j job, buf []byte) error {
 		}
 		return err
 	}
-	sum := sha256.Sum256(data)
-	if j.compare && bytes.Equal(sum[:], j.have[:]) {
+	if j.compare && sha256.Sum256(data) == j.have {
 		return s.main.put(func(b []byte) []byte { return appendRange(b, Keep, o.id, j.index, 1) })
 	}
+	sum := s.o.Sum.of(data)
 	err := s.least().put(func(b []byte) []byte { return appendBlock(b, o.id, j.index, sum, data) })
 	if err != nil { // the copy's loss, not the file's trouble
 		s.end(err)

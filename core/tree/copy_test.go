@@ -51,6 +51,7 @@ type attempt struct {
 	as             string
 	again, plain   bool
 	lanes          int
+	sum            Sum
 	cut            int64 // after so many bytes from the sender; 0: not at all
 }
 
@@ -80,8 +81,8 @@ func (a attempt) run(t testing.TB) (o outcome) {
 	}
 	x, y := ends()
 	var mu sync.Mutex
-	s := NewSender(ctx, x, src, SendOptions{Again: a.again})
-	r := NewReceiver(ctx, y, dst, ReceiveOptions{Recursive: !a.plain, Again: a.again, Trouble: func(p Problem) {
+	s := NewSender(ctx, x, src, SendOptions{Sum: a.sum, Again: a.again})
+	r := NewReceiver(ctx, y, dst, ReceiveOptions{Sum: a.sum, Recursive: !a.plain, Again: a.again, Trouble: func(p Problem) {
 		mu.Lock()
 		defer mu.Unlock()
 		o.problems = append(o.problems, p)
@@ -259,7 +260,7 @@ func TestEveryTreeArrives(t *testing.T) {
 		defer clean()
 		must(rt, os.MkdirAll(dir+"/from", 0o700))
 		grow(rt, dir+"/from", 3)
-		a := attempt{from: dir + "/from", to: dir + "/to", lanes: rapid.IntRange(0, 3).Draw(rt, "lanes")}
+		a := attempt{from: dir + "/from", to: dir + "/to", sum: Sum(rapid.Bool().Draw(rt, "sum")), lanes: rapid.IntRange(0, 3).Draw(rt, "lanes")}
 		for range rapid.IntRange(0, 3).Draw(rt, "cuts") {
 			a.cut = rapid.Int64Range(1, 1<<20).Draw(rt, "cut")
 			a.run(t)
@@ -410,11 +411,16 @@ func (w *writes) Write(p []byte) (int, error) {
 
 // What a cut attempt brought is not sent again, and what it brought wrong is.
 func TestALargeFileGoesOn(t *testing.T) {
+	t.Run("sha256", func(t *testing.T) { goesOn(t, SHA256) })
+	t.Run("xxh64", func(t *testing.T) { goesOn(t, XXH64) })
+}
+
+func goesOn(t *testing.T, sum Sum) {
 	dir := t.TempDir()
 	content := make([]byte, 10<<20+5)
 	rand.NewChaCha8([32]byte{1}).Read(content)
 	write(t, dir+"/from", string(content), 0o600)
-	a := attempt{from: dir + "/from", to: dir + "/to", plain: true, cut: 6 << 20}
+	a := attempt{from: dir + "/from", to: dir + "/to", plain: true, cut: 6 << 20, sum: sum}
 	if o := a.run(t); o.received == nil || o.sent == nil {
 		t.Fatalf("%+v", o)
 	}

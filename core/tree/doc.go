@@ -18,8 +18,8 @@
 //     out of the destination, which the receiving side's own caller has named.
 //     What the receiver says to a sender names no file at all.
 //   - A name shows its old content or its new, whole. Content goes to a
-//     temporary file beside it, every block is compared with its SHA-256 before
-//     it is written, and the rename comes when each block of the file has been.
+//     temporary file beside it, every block is compared with its sum before it
+//     is written, and the rename comes when each block of the file has been.
 //     Where something is replaced, the new file has been flushed before, and
 //     keeps the old one's mode, owner and attributes.
 //   - A copy that was cut goes on. The temporary file of a large file has a name

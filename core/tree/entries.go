@@ -255,7 +255,7 @@ type smallJob struct {
 
 func (r *Receiver) placeSmall(j smallJob) error {
 	var err error
-	if sha256.Sum256(j.f.content) != j.f.sum {
+	if r.o.Sum.of(j.f.content) != j.f.sum {
 		err = refuse(wire.CodeDamaged, "%s: what arrived is not what was sent", pathOf(j.d, j.name))
 	} else {
 		err = placeSmall(j.d.fd, j.name, j.f)

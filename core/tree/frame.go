@@ -12,7 +12,8 @@ import (
 
 // Type is a frame's first byte. A frame is its type, a four-byte big-endian
 // length, and that many bytes of payload, MaxPayload at most. Numbers are
-// big-endian, times are Unix nanoseconds, modes are the nine bits of chmod(2).
+// big-endian, times are Unix nanoseconds, modes are the nine bits of chmod(2). A sum
+// has 32 bytes; both ends know which one it is (see Sum).
 type Type byte
 
 // Frames of the sender. Directories and large files are numbered from one, in
@@ -22,10 +23,10 @@ const (
 	Dir   Type = 'D' // u32 number, u32 directory, u32 mode, i64 time, name
 	DirUp Type = 'X' // u32 number: no more in it
 	Link  Type = 'L' // u32 directory, i64 time, u16 length, name, target
-	Small Type = 'F' // u32 directory, u32 mode, i64 time, SHA-256, u16 length, name, content
+	Small Type = 'F' // u32 directory, u32 mode, i64 time, sum, u16 length, name, content
 	Large Type = 'Q' // u32 number, u32 directory, u32 mode, i64 time, u64 size, u8 sparse, name
 	Ask   Type = 'R' // u32 number, u64 block: the hashes of what is there of it, from there on
-	Block Type = 'B' // u32 number, u64 block, SHA-256, content
+	Block Type = 'B' // u32 number, u64 block, sum, content
 	Keep  Type = 'K' // u32 number, u64 block, u64 count: these are right as they are
 	Hole  Type = 'Z' // u32 number, u64 block, u64 count: these are zeros
 	End   Type = 'E' // u32 number: all of its blocks were sent

@@ -202,8 +202,12 @@ func TestDamageIsNoticed(t *testing.T) {
 	small[len(small)-1] ^= 1
 	large := frames(nil).large(1, 0, "", 3).block(1, 0, "new")
 	large[len(large)-1] ^= 1
-	for _, bad := range []frames{small.over(), frames(appendID(large, End, 1)).over()} {
-		result, problems, err := bad.received(t, dir+"/to", "", ReceiveOptions{})
+	quick := frames(appendBlock(frames(nil).large(1, 0, "", 3), 1, 0, XXH64.of([]byte("new")), []byte("nEw")))
+	for _, bad := range []struct {
+		frames frames
+		sum    Sum
+	}{{small.over(), SHA256}, {frames(appendID(large, End, 1)).over(), SHA256}, {frames(appendID(quick, End, 1)).over(), XXH64}} {
+		result, problems, err := bad.frames.received(t, dir+"/to", "", ReceiveOptions{Sum: bad.sum})
 		if err != nil || result.Files != 0 || len(problems) != 1 || problems[0].Code != "damaged" {
 			t.Errorf("%+v, %v, %v", result, problems, err)
 		}

@@ -254,9 +254,10 @@ func (r *Receiver) block(p []byte) error {
 }
 
 const (
-	// blockWriters is how many blocks of the main lane are hashed and written at
-	// a time, while the next ones are received.
-	blockWriters = 2
+	// blockWriters is how many blocks of the main lane are compared and written
+	// at a time, while the next ones are received. A file system takes one write
+	// to a file at a time, and a second writer waits for that without sleeping.
+	blockWriters = 1
 	// blocksAhead is how many may wait for that.
 	blocksAhead = 2
 )
@@ -299,7 +300,7 @@ func (r *Receiver) write(j blockJob) error {
 		r.settled.Broadcast()
 	}()
 	var err error
-	if sha256.Sum256(j.data) != j.sum {
+	if r.o.Sum.of(j.data) != j.sum {
 		err = refuse(wire.CodeDamaged, "%s: what arrived is not what was sent", pathOf(f.dir, f.to))
 	} else {
 		err = f.write(j.index, j.data)

@@ -25,6 +25,7 @@ const (
 
 // ReceiveOptions say how a copy is received.
 type ReceiveOptions struct {
+	Sum       Sum  // the sender's is the same
 	Recursive bool // directories and symbolic links are taken, too
 	// Again says that an attempt of this copy went before: what is there with
 	// its size and time is left.

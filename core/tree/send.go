@@ -2,7 +2,6 @@ package tree
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io"
@@ -31,6 +30,7 @@ const (
 
 // SendOptions say how a copy is sent.
 type SendOptions struct {
+	Sum Sum // the receiver's is the same
 	// Again says that an attempt of this copy went before.
 	Again bool
 	// Trouble is told what is not copied, on either side, and Progress how far
@@ -437,7 +437,7 @@ func (f *smallFile) send(s *Sender) error {
 		return s.skip(at, refuse(wire.CodeChanged, "%s changed while it was read", at))
 	}
 	content := (*buf)[:n]
-	return s.main.put(smallFrame{dir: f.id, mode: permOf(st) & 0o777, mtime: mtimeOf(st), sum: sha256.Sum256(content), name: f.name, content: content}.append)
+	return s.main.put(smallFrame{dir: f.id, mode: permOf(st) & 0o777, mtime: mtimeOf(st), sum: s.o.Sum.of(content), name: f.name, content: content}.append)
 }
 
 // One byte more, so that a file that grew is noticed.

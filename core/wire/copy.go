@@ -23,6 +23,14 @@ const (
 	HeaderTreeAs = "Fleet-Tree-As"
 )
 
+// TreeSumXXH64 asks for content to be sent with its XXH64, eight bytes
+// big-endian and 24 zeros, instead of its SHA-256. An agent that knows it says
+// so in the header HeaderTreeSum of its answer; for any other it is SHA-256.
+const (
+	TreeSumXXH64  = "xxh64"
+	HeaderTreeSum = "Fleet-Tree-Sum"
+)
+
 // TreeRequest asks an agent for its part of a copy.
 type TreeRequest struct {
 	Op   string `json:"op"` // one of the Tree constants
@@ -39,6 +47,8 @@ type TreeRequest struct {
 	// Again says that an attempt of this copy was cut. What is left of that one
 	// on the machine is ended first.
 	Again bool `json:"again,omitempty"`
+	// Sum is "" or TreeSumXXH64.
+	Sum string `json:"sum,omitempty"`
 }
 
 // IsTreeID reports whether s can be a copy's id.
