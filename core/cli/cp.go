@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"math"
 	"net"
 	"path"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	ufcli "github.com/urfave/cli/v2"
 
 	"fleet.example/fleet/core/agentclient"
+	"fleet.example/fleet/core/carry"
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
@@ -60,6 +60,7 @@ type copyPlace struct {
 	machine string // "" is here
 	path    string
 
+	way    Target
 	client *agentclient.Client
 	id     string // of the copy there: both may be the same machine
 	as     string // where the copy goes, once an attempt has found that out
@@ -97,10 +98,10 @@ func openPlace(ctx context.Context, c *command.Call, reach Reach, p *copyPlace, 
 	if err != nil {
 		return err
 	}
-	return opened(ctx, fanout.Alone(c, m), reach, func(_ *fanout.One, _ Target, a *agentclient.Client) error {
+	return opened(ctx, fanout.Alone(c, m), reach, func(_ *fanout.One, t Target, a *agentclient.Client) error {
 		id := make([]byte, 16)
 		rand.Read(id)
-		p.client, p.id = a, hex.EncodeToString(id)
+		p.way, p.client, p.id = t, a, hex.EncodeToString(id)
 		return do()
 	})
 }
@@ -202,140 +203,95 @@ func refused(err error) error {
 	return nil
 }
 
-// attempt copies over connections of its own. begun says that they were there.
+// carrier makes a copy's attempt itself, if it can: the way to a machine, which
+// is nearer to it than this process.
+type carrier interface {
+	Carry(ctx context.Context, c carry.Copy) (o carry.Outcome, done bool, err error)
+}
+
+// attempt copies once. begun says that it got as far as the machines.
 func (r *copyRun) attempt(ctx context.Context, again bool) (_ tree.Result, begun bool, err error) {
+	recursive := r.call.Bool("r")
+	ask := func(p *copyPlace, op, base string) wire.TreeRequest {
+		return wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base),
+			As: p.as, From: r.src.id, Recursive: recursive, Again: again}
+	}
+	c := carry.Copy{Trouble: r.trouble, Progress: r.progress}
+	far := r.dst
+	switch {
+	case r.src.machine == "":
+		if c.Source, err = tree.OpenSource(tree.Local{}, r.src.path, recursive); err != nil {
+			return tree.Result{}, false, err
+		}
+		defer c.Source.Close()
+		r.show.total(c.Source.Size())
+		c.Request = ask(r.dst, wire.TreeReceive, r.src.base())
+	case r.dst.machine == "":
+		if c.Destination, err = tree.OpenDestination(tree.Local{}, r.dst.path, r.src.base(), r.dst.as); err != nil {
+			return tree.Result{}, false, err
+		}
+		defer c.Destination.Close()
+		r.dst.as = c.Destination.As()
+		far = r.src
+		c.Request = ask(r.src, wire.TreeSend, "")
+	default:
+		return r.relay(ctx, ask)
+	}
+	var o carry.Outcome
+	var done bool
+	if by, ok := far.way.(carrier); ok {
+		o, done, err = by.Carry(ctx, c)
+	}
+	if !done {
+		o, err = c.Run(ctx, far.client)
+	}
+	if o.As != "" {
+		far.as = o.As
+	}
+	return o.Result, o.Begun, err
+}
+
+// relay copies from machine to machine.
+func (r *copyRun) relay(ctx context.Context, ask func(p *copyPlace, op, base string) wire.TreeRequest) (_ tree.Result, begun bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	recursive := r.call.Bool("r")
-	far := func(p *copyPlace, op, base, sum string) (net.Conn, string, error) {
-		conn, a, err := p.client.Tree(ctx, wire.TreeRequest{Op: op, ID: p.id, Path: wire.Bytes(p.path), Base: wire.Bytes(base),
-			As: p.as, From: r.src.id, Recursive: recursive, Again: again, Sum: sum})
-		if err == nil {
-			p.as = a.As
-		}
-		return conn, a.Sum, err
-	}
-	wide := func(add func([]net.Conn) error) func() {
-		return func() { wg.Go(func() { r.widen(ctx, add) }) }
-	}
-	var result tree.Result
-	switch {
-	case r.src.machine == "":
-		src, err := tree.OpenSource(tree.Local{}, r.src.path, recursive)
-		if err != nil {
-			return result, false, err
-		}
-		defer src.Close()
-		r.show.total(src.Size())
-		conn, sum, err := far(r.dst, wire.TreeReceive, r.src.base(), wire.TreeSumXXH64)
-		if err != nil {
-			return result, false, err
-		}
-		var s *tree.Sender
-		s = tree.NewSender(ctx, conn, src, tree.SendOptions{Sum: sum == wire.TreeSumXXH64, Again: again, Trouble: r.trouble, Progress: r.progress,
-			Wide: wide(func(lanes []net.Conn) error { return s.AddLane(lanes[0]) })})
-		result, err = s.Run()
-		return result, true, err
-	case r.dst.machine == "":
-		dst, err := tree.OpenDestination(tree.Local{}, r.dst.path, r.src.base(), r.dst.as)
-		if err != nil {
-			return result, false, err
-		}
-		r.dst.as = dst.As()
-		defer dst.Close()
-		conn, sum, err := far(r.src, wire.TreeSend, "", wire.TreeSumXXH64)
-		if err != nil {
-			return result, false, err
-		}
-		var t *tree.Receiver
-		t = tree.NewReceiver(ctx, conn, dst, tree.ReceiveOptions{Sum: sum == wire.TreeSumXXH64, Recursive: recursive, Again: again, Trouble: r.trouble, Progress: r.progress,
-			Wide: wide(func(lanes []net.Conn) error { return t.AddLane(lanes[0]) })})
-		result, err = t.Run()
-		return result, true, err
-	}
 	var from, to net.Conn
-	for ask := wire.TreeSumXXH64; to == nil; {
-		var fromSum, toSum string
-		if from, fromSum, err = far(r.src, wire.TreeSend, "", ask); err != nil {
-			return result, false, err
+	for sum := wire.TreeSumXXH64; to == nil; {
+		send, receive := ask(r.src, wire.TreeSend, ""), ask(r.dst, wire.TreeReceive, r.src.base())
+		var sends, receives agentclient.TreeAnswer
+		send.Sum = sum
+		if from, sends, err = r.src.client.Tree(ctx, send); err != nil {
+			return tree.Result{}, false, err
 		}
-		if to, toSum, err = far(r.dst, wire.TreeReceive, r.src.base(), fromSum); err != nil {
+		receive.Sum = sends.Sum
+		if to, receives, err = r.dst.client.Tree(ctx, receive); err != nil {
 			from.Close()
-			return result, false, err
+			return tree.Result{}, false, err
 		}
-		if toSum != fromSum { // the receiver does not know that one; what was begun ends with the next
+		r.dst.as = receives.As
+		if receives.Sum != sends.Sum { // the receiver does not know that one; what was begun ends with the next
 			from.Close()
 			to.Close()
-			to, ask = nil, ""
+			to, sum = nil, ""
 		}
 	}
-	result, err = tree.Relay(ctx, from, to, tree.RelayOptions{Trouble: r.trouble, Progress: r.progress, Wide: wide(func(lanes []net.Conn) error {
+	result, err := tree.Relay(ctx, from, to, tree.RelayOptions{Trouble: r.trouble, Progress: r.progress, Wide: func() {
 		wg.Go(func() {
-			stop := context.AfterFunc(ctx, func() { lanes[0].Close(); lanes[1].Close() })
-			defer stop()
-			defer lanes[1].Close()
-			defer lanes[0].Close()
-			splice.Conns(lanes[0], lanes[1])
+			carry.Widen(ctx, []carry.Place{{Client: r.src.client, ID: r.src.id}, {Client: r.dst.client, ID: r.dst.id}}, func(lanes []net.Conn) error {
+				wg.Go(func() {
+					stop := context.AfterFunc(ctx, func() { lanes[0].Close(); lanes[1].Close() })
+					defer stop()
+					defer lanes[1].Close()
+					defer lanes[0].Close()
+					splice.Conns(lanes[0], lanes[1])
+				})
+				return nil
+			})
 		})
-		return nil
-	})})
+	}})
 	return result, true, err
-}
-
-// Over distance one channel carries no more than what its window lets be under
-// way: 2 MiB with OpenSSH.
-const (
-	awayFrom, awayLanes = 10 * time.Millisecond, 3 // the round trip, and connections beside the first
-	farFrom, farLanes   = 40 * time.Millisecond, 7
-)
-
-// widen opens further connections, if the machines are far enough away.
-func (r *copyRun) widen(ctx context.Context, add func([]net.Conn) error) {
-	var places []*copyPlace
-	var rtt time.Duration
-	for _, p := range []*copyPlace{r.src, r.dst} {
-		if p.machine == "" {
-			continue
-		}
-		places = append(places, p)
-		best := time.Duration(math.MaxInt64)
-		for range 2 { // the first may need a connection
-			began := time.Now()
-			if _, err := p.client.Identity(ctx); err != nil {
-				return
-			}
-			best = min(best, time.Since(began))
-		}
-		rtt = max(rtt, best)
-	}
-	n := 0
-	switch {
-	case rtt >= farFrom:
-		n = farLanes
-	case rtt >= awayFrom:
-		n = awayLanes
-	}
-	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() {
-			var lanes []net.Conn
-			for _, p := range places {
-				conn, _, err := p.client.Tree(ctx, wire.TreeRequest{Op: wire.TreeLane, ID: p.id})
-				if err != nil { // there are fewer, then
-					break
-				}
-				lanes = append(lanes, conn)
-			}
-			if len(lanes) < len(places) || add(lanes) != nil {
-				for _, l := range lanes {
-					l.Close()
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // trouble takes note of what is not copied.

@@ -8,8 +8,10 @@ import (
 	"net"
 	"sync"
 
+	"fleet.example/fleet/core/carry"
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
+	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/mux"
 	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/secret"
@@ -200,6 +202,32 @@ func (t *linked) Token(ctx context.Context, renew bool) (secret.Text, error) {
 		conn.Close() // it was for the question alone
 	}
 	return secret.Of(a.Token), nil
+}
+
+// Carry has fleet-host make the copy, which has the connection to the machine.
+func (t *linked) Carry(ctx context.Context, c carry.Copy) (o carry.Outcome, done bool, err error) {
+	h := t.hello
+	h.Op = mux.OpCopy
+	conn, a, err := t.do(ctx, h)
+	if declined(err) {
+		return o, false, nil
+	}
+	if err != nil {
+		return o, true, err
+	}
+	t.warn(a.Warning)
+	at, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return o, false, nil
+	}
+	o, err = mux.HandOver(ctx, at, c)
+	return o, !declined(err), err
+}
+
+func declined(err error) bool {
+	var f *fault.Error
+	return errors.As(err, &f) && f.Code == mux.CodeDeclined
 }
 
 func (t *linked) warn(text string) {

@@ -77,7 +77,7 @@ type Route func() *sshconfig.Chain
 var errGone = errors.New("fleet-host ended")
 
 // Do sends a hello and returns the final answer, with the connection for
-// OpStream. A refusal comes back as the fault that the server had. A shared
+// OpStream and OpCopy. A refusal comes back as the fault that the server had. A shared
 // server that has ended meanwhile, or that makes way for a newer one, is
 // replaced, at most twice.
 func (s *Server) Do(ctx context.Context, h Hello, route Route) (net.Conn, *Answer, error) {

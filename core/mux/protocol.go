@@ -30,6 +30,7 @@ import (
 // What a client may ask for.
 const (
 	OpStream  = "stream"  // a stream to the agent's API socket, and a token for it
+	OpCopy    = "copy"    // a copy that the server makes: see CopyOrder
 	OpToken   = "token"   // an API token
 	OpControl = "control" // run `agentd start` or `agentd stop` on the machine
 	OpStatus  = "status"  // what the server has open

@@ -87,6 +87,7 @@ type Server struct {
 	ways     map[string]*way
 	clients  int
 	lastUsed time.Time
+	copies   int // that this process makes
 	retired  bool
 	ended    bool // nothing is begun any more
 	stop     context.CancelFunc
@@ -252,6 +253,8 @@ func (s *Server) client(ctx context.Context, c net.Conn) {
 	switch h.Op {
 	case mux.OpStream:
 		a.stream(ctx)
+	case mux.OpCopy:
+		a.copy(ctx)
 	case mux.OpToken:
 		a.token(ctx)
 	case mux.OpControl:
