@@ -3,7 +3,6 @@ package muxserver
 import (
 	"context"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -63,9 +62,13 @@ func (a *asker) copy(ctx context.Context) {
 		a.answer(mux.Answer{Error: mux.Exit(err)})
 		return
 	}
-	if a.answer(mux.Answer{Warning: warning}) != nil {
-		return
+	if a.answer(mux.Answer{Warning: warning}) == nil {
+		a.ordered(ctx, g, conn)
 	}
+}
+
+// ordered makes the attempt that the client orders next.
+func (a *asker) ordered(ctx context.Context, g *agent, conn *net.UnixConn) {
 	conn.SetReadDeadline(time.Now().Add(messageTimeout))
 	var order mux.CopyOrder
 	file, err := mux.Take(conn)
@@ -79,11 +82,6 @@ func (a *asker) copy(ctx context.Context) {
 		return
 	}
 	conn.SetReadDeadline(time.Time{})
-	a.copyOrdered(ctx, g, order, file)
-}
-
-// copyOrdered makes the attempt. It owns the file.
-func (a *asker) copyOrdered(ctx context.Context, g *agent, order mux.CopyOrder, file *os.File) {
 	tell := &teller{asker: a, end: func() {}}
 	if !slices.Equal(order.Groups, mux.Groups()) {
 		if file != nil {
@@ -93,7 +91,6 @@ func (a *asker) copyOrdered(ctx context.Context, g *agent, order mux.CopyOrder, 
 		return
 	}
 	c := carry.Copy{Request: order.Request, Trouble: tell.trouble, Progress: tell.progress}
-	var err error
 	if c.Request.Op == wire.TreeReceive { // the agent's part is the other one
 		c.Source, err = tree.TakeSource(order.Hand, file)
 	} else {
