@@ -4,6 +4,8 @@
 //
 // A client connects, sends a Hello, reads Answers until one that is final, and,
 // for a stream, the connection then is the byte stream to the agent's socket.
+// A copy it makes itself, if it can, from and to what the client has opened (see
+// CopyOrder), so that content does not pass the socket at all.
 // The server keeps connections by the digest of the resolved configuration; only
 // for one that it does not have yet it asks for the configuration itself, which
 // the client has resolved in its own environment, so that no agent's socket and
