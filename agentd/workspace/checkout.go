@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,24 +14,14 @@ import (
 	"fleet.example/fleet/core/wire"
 )
 
-// checkRepo refuses what git would take for something else, and secrets that
-// would come to stand in files.
+// checkRepo refuses what is no repository that a workspace may have.
 func checkRepo(p wire.WorkspaceRepo) error {
-	clean := func(s string) bool {
-		return !strings.HasPrefix(s, "-") && strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) < 0
-	}
-	if p.URL == "" || !clean(p.URL) || strings.Contains(p.URL, "::") {
-		return refuse(wire.CodeBadRequest, "%q is no repository", p.URL)
-	}
-	if u, err := url.Parse(p.URL); err == nil && u.User != nil {
-		if _, secret := u.User.Password(); secret {
-			return refuse(wire.CodeBadRequest, "the URL of %s holds a password, which would stand in files", u.Redacted()).
-				withHint("a credential helper, or a key, keeps it out of them")
-		}
-	}
-	if !clean(p.Branch) || strings.ContainsAny(p.Branch, " ~^:?*[\\") || strings.Contains(p.Branch, "..") ||
-		strings.HasSuffix(p.Branch, "/") || strings.HasPrefix(p.Branch, "/") || strings.HasSuffix(p.Branch, ".lock") {
-		return refuse(wire.CodeBadRequest, "%q is no branch", p.Branch)
+	err := p.Check()
+	switch {
+	case errors.Is(err, wire.ErrRepoPassword):
+		return refuse(wire.CodeBadRequest, "%s", err).withHint("a credential helper, or a key, keeps it out of them")
+	case err != nil:
+		return refuse(wire.CodeBadRequest, "%s", err)
 	}
 	return nil
 }

@@ -298,8 +298,8 @@ func (m *Manager) read(req wire.WorkspaceRequest) (*record, error) {
 	bad := func(format string, args ...any) (*record, error) {
 		return nil, refuse(wire.CodeBadRequest, format, args...)
 	}
-	if err := wire.CheckName(req.Name); err != nil || strings.HasPrefix(req.Name, ".") {
-		return bad("%q is no name for a workspace", req.Name)
+	if err := wire.CheckWorkspaceName(req.Name); err != nil {
+		return bad("%s", err)
 	}
 	root := m.Dir
 	if req.Root != "" {

@@ -23,7 +23,7 @@ var programs = map[string]func(args []string, std command.IO) int{
 }
 
 // hidden are commands that help lists nowhere.
-var hidden = map[string][]string{"fleet-host": {"mux serve", "link", "sign-statement"}}
+var hidden = map[string][]string{"fleet-host": {"mux serve", "host link", "sign-statement"}}
 
 func help(t *testing.T, program string, words ...string) string {
 	t.Helper()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -57,11 +58,11 @@ var passedOn = []struct{ name, group, summary string }{
 }
 
 // passOn makes this process fleet-host, with the command line as it is.
-func passOn(name string) func(context.Context, command.IO, []string) int {
+func passOn(name ...string) func(context.Context, command.IO, []string) int {
 	return func(_ context.Context, std command.IO, args []string) int {
 		program, err := mux.Executable()
 		if err == nil {
-			err = syscall.Exec(program, append([]string{"fleet-host", name}, args...), os.Environ())
+			err = syscall.Exec(program, slices.Concat([]string{"fleet-host"}, name, args), os.Environ())
 		}
 		f := fault.Of(err)
 		fmt.Fprintf(std.Stderr, "fleet: cannot run fleet-host: %s\n", f.Msg)

@@ -46,6 +46,11 @@ that this is why, --reset takes its chain as it is now.`,
 }
 
 func auditList(ctx context.Context, c *command.Call) error {
+	if c.IsSet("machine") {
+		if err := fanout.CheckWord(c.String("machine")); err != nil {
+			return err
+		}
+	}
 	return onPlane(c, func(p *planeclient.Client) error {
 		var f planeclient.AuditFilter
 		if d := c.Span("since"); d > 0 {

@@ -17,7 +17,7 @@ import (
 
 func deleteCommand() *command.Command {
 	spec := fanout.Spec{Does: "delete", Several: true, Destructive: true}
-	return &command.Command{Name: "delete", Group: groupMachine, Args: "MACHINE…", Summary: "delete machines: their credentials are dead at once", Max: -1,
+	return &command.Command{Name: "delete", Group: groupMachine, Args: "MACHINE…|SELECTOR", Summary: "delete machines: their credentials are dead at once", Max: -1,
 		Help: `The row goes, its installation id is free again, and the link here is forgotten.
 The agent on the machine is told once it checks, stops checking, and waits for a
 person; fleet uninstall also removes it there. A machine is named by its id or
@@ -70,6 +70,9 @@ func renameCommand() *command.Command {
 	return &command.Command{Name: "rename", Group: groupMachine, Args: "MACHINE NAME", Summary: "give a machine a name, which wins for ever over its own", Min: 2, Max: 2,
 		Help:  "Names need not be unique; where another machine has the same one, that is said, and a command that\ntakes one MACHINE asks for the id.",
 		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
+			if err := fanout.CheckWord(c.Arg(0)); err != nil {
+				return err
+			}
 			if err := wire.CheckName(c.Arg(1)); err != nil {
 				return fault.Usagef("%q: %s", clean(c.Arg(1)), err)
 			}
@@ -108,7 +111,7 @@ func renameCommand() *command.Command {
 
 func labelCommand() *command.Command {
 	spec := fanout.Spec{Does: "label", Trailing: true}
-	return &command.Command{Name: "label", Group: groupMachine, Args: "MACHINE K=V… K-…", Summary: "set labels, or remove them with a dash", Max: -1,
+	return &command.Command{Name: "label", Group: groupMachine, Args: "MACHINE|SELECTOR K=V… K-…", Summary: "set labels, or remove them with a dash", Max: -1,
 		Help:  "Where a selector or --all selects machines, no MACHINE stands before the labels.",
 		Flags: append(command.JSONFlags(true), spec.Flags()...), Run: func(ctx context.Context, c *command.Call) error {
 			sel, err := spec.Parse(c)

@@ -46,12 +46,51 @@ command goes on later, too, with what an interrupted one had brought.`,
 			if src.machine == "" && dst.machine == "" {
 				return fault.Usagef("neither %q nor %q is on a machine", c.Arg(0), c.Arg(1)).WithHint("MACHINE:PATH names a file of one; cp(1) copies here")
 			}
+			if err := checkPlaces(src, dst, c.Bool("r")); err != nil {
+				return err
+			}
 			return openPlace(ctx, c, reach, src, func() error {
 				return openPlace(ctx, c, reach, dst, func() error {
 					return runCopy(ctx, c, src, dst)
 				})
 			})
 		}}
+}
+
+// checkPlaces refuses, before anything is asked, what is wrong in the words and
+// what is not here to be copied.
+func checkPlaces(src, dst *copyPlace, recursive bool) error {
+	for _, p := range []*copyPlace{src, dst} {
+		if p.machine != "" {
+			if err := fanout.CheckWord(p.machine); err != nil {
+				return err
+			}
+		} else if p.path == "" {
+			return fault.Usagef("an empty path names nothing")
+		}
+	}
+	switch {
+	case src.machine == "":
+		s, err := tree.OpenSource(tree.Local{}, src.path, recursive)
+		if err != nil {
+			return orRefused(err)
+		}
+		s.Close()
+	case dst.machine == "":
+		d, err := tree.OpenDestination(tree.Local{}, dst.path, src.base(), "")
+		if err != nil {
+			return orRefused(err)
+		}
+		d.Close()
+	}
+	return nil
+}
+
+func orRefused(err error) error {
+	if final := refused(err); final != nil {
+		return final
+	}
+	return err
 }
 
 // copyPlace is one end of a copy.
@@ -89,9 +128,6 @@ func (p *copyPlace) base() string {
 
 func openPlace(ctx context.Context, c *command.Call, reach Reach, p *copyPlace, do func() error) error {
 	if p.machine == "" {
-		if p.path == "" {
-			return fault.Usagef("an empty path names nothing")
-		}
 		return do()
 	}
 	m, err := reach.Find(ctx, c, p.machine)

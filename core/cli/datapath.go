@@ -3,8 +3,11 @@ package cli
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 
 	ufcli "github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/command"
@@ -50,6 +53,9 @@ const groupReach = "Reaching machines"
 
 // with reaches the machine named by the first argument and closes what it opened.
 func with(ctx context.Context, c *command.Call, reach Reach, f func(*fanout.One, Target, *agentclient.Client) error) error {
+	if err := fanout.CheckWord(c.Arg(0)); err != nil {
+		return err
+	}
 	m, err := reach.Find(ctx, c, c.Arg(0))
 	if err != nil {
 		return err
@@ -109,7 +115,7 @@ func endless(c *command.Call, what string, machines []fanout.Machine) error {
 // agentDeed is a command that changes a machine's agent and shows its state.
 func agentDeed(reach Reach, cmd command.Command, does string, do func(context.Context, *fanout.One, Target, *agentclient.Client) (*wire.AgentStatus, error)) *command.Command {
 	spec := fanout.Spec{Does: does, Linked: true}
-	cmd.Group, cmd.Args, cmd.Max = groupReach, "MACHINE", 1
+	cmd.Group, cmd.Args, cmd.Max = groupReach, "MACHINE|SELECTOR", 1
 	cmd.Flags = append(append(command.JSONFlags(true), cmd.Flags...), spec.Flags()...)
 	cmd.Run = func(ctx context.Context, c *command.Call) error {
 		return onAgents(ctx, c, reach, spec, func(ctx context.Context, o *fanout.One, t Target, a *agentclient.Client) (fanout.Outcome, error) {
@@ -126,7 +132,14 @@ func agentDeed(reach Reach, cmd command.Command, does string, do func(context.Co
 func killCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "kill", Group: groupReach, Args: "MACHINE SESSION", Summary: "send a signal to a session", Min: 2, Max: 2,
 		Flags: append(command.JSONFlags(false), &ufcli.StringFlag{Name: "signal", Aliases: []string{"s"}, Value: "TERM", Usage: "which `SIGNAL`, as TERM or KILL"}),
+		Help:  "Without --signal it is TERM, which asks the command to end; KILL ends it. The signal goes to the session's process group, and fleet sessions says how it ended.",
 		Run: func(ctx context.Context, c *command.Call) error {
+			if err := checkSignal(c.String("signal")); err != nil {
+				return err
+			}
+			if err := checkSession(c.Arg(1)); err != nil {
+				return err
+			}
 			return with(ctx, c, reach, func(_ *fanout.One, _ Target, a *agentclient.Client) error {
 				s, err := a.Signal(ctx, c.Arg(1), c.String("signal"))
 				if err != nil {
@@ -140,9 +153,30 @@ func killCommand(reach Reach) *command.Command {
 		}}
 }
 
+// otherSignals are those that only some systems have: the machine may be
+// another one than this computer.
+var otherSignals = []string{"EMT", "INFO", "PWR", "STKFLT", "POLL", "IO"}
+
+// checkSignal refuses what names a signal nowhere.
+func checkSignal(name string) error {
+	short := strings.TrimPrefix(strings.ToUpper(name), "SIG")
+	if unix.SignalNum("SIG"+short) == 0 && !slices.Contains(otherSignals, short) {
+		return fault.Usagef("--signal: no signal is named %q", command.Clean(name)).WithHint("a name, as TERM, INT, HUP, USR1 or KILL")
+	}
+	return nil
+}
+
+// checkSession refuses what is no session's id.
+func checkSession(word string) error {
+	if !wire.IsSessionID(word) {
+		return fault.Usagef("%q is no session's id such as s_a2b3c4d5e6", command.Clean(word)).WithHint("fleet sessions MACHINE lists them")
+	}
+	return nil
+}
+
 func agentLogsCommand(reach Reach) *command.Command {
 	spec := fanout.Spec{Does: "show its log", Linked: true, Streams: true}
-	return &command.Command{Name: "logs", Group: groupReach, Args: "MACHINE", Summary: "show the agent's own log", Max: 1,
+	return &command.Command{Name: "logs", Group: groupReach, Args: "MACHINE|SELECTOR", Summary: "show the agent's own log", Max: 1,
 		Help: "On many machines each line begins with the machine's name. Under --jsonl a line is an object with data, " +
 			"or data_b64 where it is no UTF-8, and each machine's result follows its last line.",
 		Flags: append([]ufcli.Flag{
@@ -152,7 +186,7 @@ func agentLogsCommand(reach Reach) *command.Command {
 		}, spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
 			if c.Int("n") < 0 {
-				return fault.Usagef("-n takes a number of lines")
+				return fault.Usagef("-n takes a number of lines, not %d", c.Int("n"))
 			}
 			sel, err := spec.Parse(c)
 			if err != nil {

@@ -27,7 +27,7 @@ import (
 
 func execCommand(reach Reach) *command.Command {
 	spec := fanout.Spec{Does: "run the command", Linked: true, FailureExit: fault.ExecFailure}
-	return &command.Command{Name: "exec", Group: groupReach, Args: "MACHINE -- CMD…", Summary: "run a command on a machine",
+	return &command.Command{Name: "exec", Group: groupReach, Args: "MACHINE|SELECTOR -- CMD…", Summary: "run a command on a machine",
 		Help: `The words of CMD reach the program exactly as they are; no shell reads them.
 Standard input is /dev/null without -i. The exit code is the command's, 128 plus
 the number of the signal that ended it, or 255 when fleet itself could not do its
@@ -86,6 +86,8 @@ func checkExec(c *command.Call, many bool) error {
 		return fault.Usagef("-t is for one machine: many cannot share a terminal")
 	case many && c.Bool("i"):
 		return fault.Usagef("-i is for one machine: many cannot share one standard input")
+	case c.String("w") != "" && wire.CheckWorkspaceName(c.String("w")) != nil:
+		return fault.Usagef("-w: %s", wire.CheckWorkspaceName(c.String("w")))
 	case c.Bool("t") && c.Bool("jsonl"):
 		return fault.Usagef("-t and --jsonl do not go together")
 	case many && c.Bool("json") && !c.Bool("detach"):
@@ -226,6 +228,9 @@ func shellCommand(reach Reach) *command.Command {
 		Flags: []ufcli.Flag{&ufcli.StringFlag{Name: "w", Aliases: []string{"workspace"}, Usage: "open it in `WORKSPACE`"}},
 		Run: func(ctx context.Context, c *command.Call) error {
 			terminal := command.IsTerminal(c.Stdin)
+			if w := c.String("w"); w != "" && wire.CheckWorkspaceName(w) != nil {
+				return fault.Usagef("-w: %s", wire.CheckWorkspaceName(w))
+			}
 			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
 				return attached(ctx, o, t, streams{input: true, pty: terminal, signals: true}, func(ctx context.Context, at agentclient.Attachment) (*frame.ExitStatus, error) {
 					req := wire.SessionRequest{Shell: true, Workspace: c.String("w")}
@@ -248,6 +253,12 @@ func attachCommand(reach Reach) *command.Command {
 			&ufcli.BoolFlag{Name: "i", Usage: "pass standard input on"},
 		},
 		Run: func(ctx context.Context, c *command.Call) error {
+			if err := checkSession(c.Arg(1)); err != nil {
+				return err
+			}
+			if c.Int64("from") < -1 {
+				return fault.Usagef("--from takes an offset from 0, or -1, not %d", c.Int64("from"))
+			}
 			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
 				s, err := a.Session(ctx, c.Arg(1))
 				if err != nil {

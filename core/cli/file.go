@@ -28,25 +28,26 @@ func fileCommand(reach Reach) *command.Command {
 			{Name: "ls", Args: "MACHINE:[PATH]", Summary: "list a directory, or show what one file is", Min: 1, Max: 1,
 				Help:  "Under --jsonl, and from " + strconv.Itoa(sortAtMost) + " entries on, they are printed as they come and not sorted.",
 				Flags: append(command.JSONFlags(true), &ufcli.BoolFlag{Name: "d", Aliases: []string{"directory"}, Usage: "show what a directory is, not what is in it"}),
-				Run:   onPath(reach, fileLs)},
+				Run:   onPath(reach, nil, fileLs)},
 			{Name: "cat", Args: "MACHINE:PATH", Summary: "print a file", Min: 1, Max: 1,
 				Help: "A connection that is lost is made again and the content goes on where it ended. A file that changes while it is read is an error.",
 				Flags: []ufcli.Flag{
 					&ufcli.Int64Flag{Name: "from", Usage: "begin at byte `N`"},
 					&ufcli.Int64Flag{Name: "bytes", Value: -1, Usage: "print at most `N` bytes"},
 				},
-				Run: onPath(reach, fileCat)},
+				Run: onPath(reach, checkCat, fileCat)},
 			{Name: "write", Args: "MACHINE:PATH", Summary: "make standard input a file's content", Min: 1, Max: 1,
 				Help: "The file keeps its mode, owner and attributes; a symbolic link stays, and what it leads to is written. " +
 					"merge-json takes a JSON object and writes its members over those of the object that is there; where either is no " +
 					"JSON object, nothing changes.",
 				Flags: append(command.JSONFlags(false),
 					&ufcli.StringFlag{Name: "mode", Usage: "give it `MODE`, octal"},
-					&ufcli.StringFlag{Name: "on-conflict", Value: wire.ConflictReplace, Usage: "where a file is already: replace, merge-json or fail"}, match),
-				Run: onPath(reach, fileWrite)},
+					command.ChoiceFlag("on-conflict", "`WHAT` to do where a file is already: replace, merge-json or fail", wire.ConflictReplace, nil,
+						wire.ConflictReplace, wire.ConflictMergeJSON, wire.ConflictFail), match),
+				Run: onPath(reach, checkWrite, fileWrite)},
 			{Name: "rm", Args: "MACHINE:PATH", Summary: "remove a file, a link or an empty directory", Min: 1, Max: 1,
 				Flags: []ufcli.Flag{&ufcli.BoolFlag{Name: "r", Aliases: []string{"recursive"}, Usage: "remove a directory with everything in it"}, match},
-				Run:   onPath(reach, fileRm)},
+				Run:   onPath(reach, namesFile, fileRm)},
 			fileWatchCommand(reach),
 		}}
 }
@@ -54,12 +55,21 @@ func fileCommand(reach Reach) *command.Command {
 // fileDeed is what a command does with a path of a machine.
 type fileDeed func(ctx context.Context, c *command.Call, m fanout.Machine, a *agentclient.Client, path string) error
 
-// onPath reaches the machine of MACHINE:PATH.
-func onPath(reach Reach, do fileDeed) func(context.Context, *command.Call) error {
+// onPath reaches the machine of MACHINE:PATH, once check finds nothing wrong in
+// the words themselves.
+func onPath(reach Reach, check func(c *command.Call, path string) error, do fileDeed) func(context.Context, *command.Call) error {
 	return func(ctx context.Context, c *command.Call) error {
 		machine, path, ok := strings.Cut(c.Arg(0), ":")
 		if !ok || machine == "" {
-			return fault.Usagef("%q is not MACHINE:PATH", c.Arg(0)).WithHint("%s: is the home directory there", command.Clean(c.Arg(0)))
+			return fault.Usagef("%q is not MACHINE:PATH", command.Clean(c.Arg(0))).WithHint("%s: is the home directory there", command.Clean(strings.Trim(c.Arg(0), ":")))
+		}
+		if err := fanout.CheckWord(machine); err != nil {
+			return err
+		}
+		if check != nil {
+			if err := check(c, path); err != nil {
+				return err
+			}
 		}
 		m, err := reach.Find(ctx, c, machine)
 		if err != nil {
@@ -134,10 +144,31 @@ func printFiles(c *command.Call, list []wire.FileInfo) error {
 	return g.write(screenOf(c))
 }
 
-func fileCat(ctx context.Context, c *command.Call, _ fanout.Machine, a *agentclient.Client, path string) error {
-	if c.Int64("from") < 0 || c.Int64("bytes") < -1 {
-		return fault.Usagef("--from and --bytes take a number of bytes")
+// namesFile refuses a path that is empty, which is the home directory.
+func namesFile(c *command.Call, path string) error {
+	if path == "" {
+		return fault.Usagef("%q names no file: PATH is missing", command.Clean(c.Arg(0))).WithHint("usage: %s", c.Usage)
 	}
+	return nil
+}
+
+func checkCat(c *command.Call, path string) error {
+	for _, name := range []string{"from", "bytes"} {
+		if n := c.Int64(name); n < 0 && c.IsSet(name) {
+			return fault.Usagef("--%s takes a number of bytes, not %d", name, n)
+		}
+	}
+	return namesFile(c, path)
+}
+
+func checkWrite(c *command.Call, path string) error {
+	if n, err := strconv.ParseUint(c.String("mode"), 8, 16); c.IsSet("mode") && (err != nil || n > 0o7777) {
+		return fault.Usagef("--mode takes an octal mode such as 0644, not %q", command.Clean(c.String("mode")))
+	}
+	return namesFile(c, path)
+}
+
+func fileCat(ctx context.Context, c *command.Call, _ fanout.Machine, a *agentclient.Client, path string) error {
 	_, err := a.Read(ctx, path, c.Int64("from"), c.Int64("bytes"), c.Stdout)
 	if errors.Is(err, syscall.EPIPE) {
 		return &command.Exit{Status: 128 + int(syscall.SIGPIPE)}

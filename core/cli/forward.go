@@ -16,6 +16,7 @@ import (
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/place"
+	"fleet.example/fleet/core/secret"
 	"fleet.example/fleet/core/splice"
 	"fleet.example/fleet/core/wire"
 
@@ -25,18 +26,24 @@ import (
 func forwardCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "forward", Group: groupReach, Args: "MACHINE [[BIND:]PORT:]TARGET…",
 		Summary: "have a local port lead to a port or socket of a machine",
-		Help: `TARGET is a TCP port of the machine's loopback interface, or the path of a UNIX
-socket there. PORT is this side's, 0 for any that is free, which is printed; without
-it, it is TARGET's. BIND is a loopback address, 127.0.0.1 if none is given: whoever
-may use this computer's loopback interface may use the port.
+		Help: `TARGET is a TCP port of the machine's loopback interface, the path of a UNIX
+socket there, or agent, the agent itself. PORT is this side's, 0 for any that is free,
+which is printed; without it, it is TARGET's. BIND is a loopback address, 127.0.0.1 if
+none is given: whoever may use this computer's loopback interface may use the port.
+
+  8080                                    the same port here and there
+  0:8080                                  any free port here
+  5432:/run/postgresql/.s.PGSQL.5432      a port here, a socket there
+  0:agent                                 the agent's API; see below
 
 It goes on until it is interrupted. A connection to the machine that is lost takes
 what goes through it along; the port stays, and what connects to it next reaches the
-machine again. With TARGET agent the port leads to the agent itself, for programs that
-cannot use its UNIX socket: it serves the agent's API to whoever presents the token
-that this command read from its standard input, a line of 32 characters or more that
-the caller made, as "Authorization: Bearer TOKEN". Everybody else, and any browser,
-gets one refusal. With --session, the forward ends when that session does.`,
+machine again. With --session, the forward ends when that session does.
+
+PORT:agent is for programs that cannot use the agent's UNIX socket: the port serves
+the agent's API to whoever presents the token that this command read from its standard
+input, a line of 32 characters or more that the caller made, as "Authorization: Bearer
+TOKEN". Everybody else, and any browser, gets one refusal.`,
 		Min: 2, Max: -1, Flags: append(command.JSONFlags(false),
 			&ufcli.StringFlag{Name: "session", Usage: "end when `SESSION` of the machine does"}),
 		Run: func(ctx context.Context, c *command.Call) error {
@@ -48,13 +55,25 @@ gets one refusal. With --session, the forward ends when that session does.`,
 				}
 				specs = append(specs, s)
 			}
+			if err := fanout.CheckWord(c.Arg(0)); err != nil {
+				return err
+			}
+			if s := c.String("session"); c.IsSet("session") {
+				if err := checkSession(s); err != nil {
+					return err
+				}
+			}
+			toAgent := slices.ContainsFunc(specs, func(s forwardSpec) bool { return s.target == agentTarget })
+			var caller secret.Digest
+			if toAgent {
+				var err error
+				if caller, err = callerToken(c); err != nil {
+					return err
+				}
+			}
 			return with(ctx, c, reach, func(o *fanout.One, t Target, a *agentclient.Client) error {
 				var port *agentPort
-				if slices.ContainsFunc(specs, func(s forwardSpec) bool { return s.target == agentTarget }) {
-					caller, err := callerToken(c)
-					if err != nil {
-						return err
-					}
+				if toAgent {
 					port = newAgentPort(t, caller)
 				}
 				return forwardAll(ctx, o, a, specs, port)
@@ -71,7 +90,8 @@ type forwardSpec struct {
 
 func parseForward(word string) (forwardSpec, error) {
 	bad := func(why string) (forwardSpec, error) {
-		return forwardSpec{}, fault.Usagef("cannot forward %q: %s", word, why).WithHint("[[BIND:]PORT:]TARGET, as 8080, 0:8080, 5432:/run/postgresql/.s.PGSQL.5432")
+		return forwardSpec{}, fault.Usagef("cannot forward %q: %s", command.Clean(word), why).
+			WithHint("[[BIND:]PORT:]TARGET, as 8080, 0:8080, 5432:/run/db.sock, 0:agent")
 	}
 	s := forwardSpec{bind: "127.0.0.1"}
 	rest := word
@@ -86,7 +106,7 @@ func parseForward(word string) (forwardSpec, error) {
 	if isTarget(rest) {
 		n, ok := number(rest)
 		if !ok && rest != agentTarget {
-			return bad("a socket needs a PORT on this side")
+			return bad("a socket needs a PORT on this side, as 0:" + rest)
 		}
 		s.port, s.target = n, rest
 		return s, nil
@@ -96,7 +116,7 @@ func parseForward(word string) (forwardSpec, error) {
 		first, after, ok = strings.Cut(rest[1:], "]:")
 	}
 	if !ok {
-		return bad("TARGET is a port or the path of a socket")
+		return bad(notTarget(rest))
 	}
 	if n, isPort := number(first); isPort && !strings.HasPrefix(rest, "[") {
 		s.port, rest = n, after
@@ -111,15 +131,30 @@ func parseForward(word string) (forwardSpec, error) {
 		port, target, ok := strings.Cut(after, ":")
 		n, isPort := number(port)
 		if !ok || !isPort {
-			return bad("PORT is a number")
+			return bad("after BIND stands PORT, a number from 0 to 65535, and then TARGET")
 		}
 		s.port, rest = n, target
 	}
 	if !isTarget(rest) {
-		return bad("TARGET is a port or the path of a socket")
+		return bad(notTarget(rest))
 	}
 	s.target = rest
 	return s, nil
+}
+
+// notTarget says why a word is no TARGET.
+func notTarget(t string) string {
+	host, port, ok := strings.Cut(t, ":")
+	_, err := strconv.ParseUint(port, 10, 64)
+	switch _, notNumber := strconv.ParseUint(t, 10, 64); {
+	case t == "":
+		return "TARGET is missing"
+	case notNumber == nil:
+		return "TARGET is a port from 1 to 65535, not " + t
+	case ok && host != "" && err == nil:
+		return fmt.Sprintf("TARGET is on the machine itself, and names no other host such as %q; of an address, give the port alone", command.Clean(host))
+	}
+	return fmt.Sprintf("TARGET is a port, the path of a UNIX socket, or agent, not %q", command.Clean(t))
 }
 
 const (

@@ -159,11 +159,11 @@ func FuzzCleanAndFit(f *testing.F) {
 func FuzzParseLinks(f *testing.F) {
 	f.Add([]byte(`{"schema":"fleet.links/v1","plane":"https://plane","links":[{"machine":"` + idWeb + `","host":"web"}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		links, err := parseLinks(b, "https://plane")
+		doc, err := parseLinks(b)
 		if err != nil {
 			return
 		}
-		for _, l := range links {
+		for _, l := range doc.Links {
 			if !wire.IsMachineID(l.Machine) || l.Host == "" || l.Host[0] == '-' {
 				t.Errorf("%+v", l)
 			}

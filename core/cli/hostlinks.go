@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"fleet.example/fleet/core/command"
+	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
 	"fleet.example/fleet/core/operator"
 	"fleet.example/fleet/core/state"
@@ -21,7 +22,7 @@ func hostCommand() *command.Command {
 	return &command.Command{Name: "host", Group: groupMachine, Summary: "which SSH destination reaches a machine; kept here, never at the plane",
 		Sub: []*command.Command{
 			{Name: "ls", Summary: "list the links", Flags: command.JSONFlags(true), Run: hostList},
-			{Name: "link", Args: "MACHINE HOST", Summary: "record the destination, once account, host key and row agree", Raw: passOn("link")},
+			{Name: "link", Args: "MACHINE HOST", Summary: "record the destination, once account, host key and row agree", Raw: passOn("host", "link")},
 			{Name: "unlink", Args: "MACHINE", Summary: "forget a destination", Min: 1, Max: 1, Run: hostUnlink},
 			{Name: "export", Summary: "print all links as one JSON document", Run: hostExport},
 			{Name: "import", Args: "[FILE|-]", Summary: "take links from such a document; links that are there are kept", Max: 1,
@@ -93,6 +94,9 @@ func linkGrid(all []state.Link, now time.Time) *grid {
 }
 
 func hostUnlink(ctx context.Context, c *command.Call) error {
+	if err := fanout.CheckWord(c.Arg(0)); err != nil {
+		return err
+	}
 	p, all, err := links(c)
 	if err != nil {
 		return err
@@ -127,10 +131,6 @@ func hostExport(_ context.Context, c *command.Call) error {
 const maxImport = 64 << 20
 
 func hostImport(ctx context.Context, c *command.Call) error {
-	p, all, err := links(c)
-	if err != nil {
-		return err
-	}
 	in := c.Stdin
 	if name := c.Arg(0); name != "" && name != "-" {
 		f, err := os.Open(name)
@@ -144,16 +144,23 @@ func hostImport(ctx context.Context, c *command.Call) error {
 	if err != nil {
 		return fmt.Errorf("cannot read links: %w", err)
 	}
-	given, err := parseLinks(b, p.URL())
+	doc, err := parseLinks(b)
 	if err != nil {
 		return err
+	}
+	p, all, err := links(c)
+	if err != nil {
+		return err
+	}
+	if doc.Plane != p.URL() {
+		return fault.Usagef("these links are of the plane %q", clean(doc.Plane)).WithHint("--plane selects a plane")
 	}
 	have := map[string]bool{}
 	for _, l := range all {
 		have[l.Machine] = true
 	}
 	n := 0
-	for _, l := range given {
+	for _, l := range doc.Links {
 		if have[l.Machine] {
 			continue
 		}
@@ -162,47 +169,43 @@ func hostImport(ctx context.Context, c *command.Call) error {
 		}
 		n++
 	}
-	c.Notef("%d links imported, %d were there", n, len(given)-n)
+	c.Notef("%d links imported, %d were there", n, len(doc.Links)-n)
 	return nil
 }
 
-// parseLinks reads a fleet.links/v1 document of the plane. All of it is
-// checked before anything is kept.
-func parseLinks(b []byte, plane string) ([]state.Link, error) {
+// parseLinks reads a fleet.links/v1 document. All of it is checked before
+// anything is kept.
+func parseLinks(b []byte) (doc linksDoc, err error) {
 	no := func(format string, args ...any) error {
 		return fault.Usagef("this is no %s document: "+format, append([]any{wire.SchemaLinks}, args...)...)
 	}
 	if len(b) > maxImport {
-		return nil, no("it is larger than %d bytes", maxImport)
+		return doc, no("it is larger than %d bytes", maxImport)
 	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
-	var doc linksDoc
 	if err := dec.Decode(&doc); err != nil {
-		return nil, no("%s", err)
+		return doc, no("%s", err)
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return nil, no("something follows it")
+		return doc, no("something follows it")
 	}
 	if doc.Schema != wire.SchemaLinks {
-		return nil, no("its schema is %q", doc.Schema)
-	}
-	if doc.Plane != plane {
-		return nil, fault.Usagef("these links are of the plane %q", doc.Plane).WithHint("--plane selects a plane")
+		return doc, no("its schema is %q", doc.Schema)
 	}
 	seen := map[string]bool{}
 	for i := range doc.Links {
 		l := &doc.Links[i]
 		switch {
 		case !wire.IsMachineID(l.Machine) || seen[l.Machine]:
-			return nil, no("link %d: %q is no machine id, or stands there twice", i+1, l.Machine)
+			return doc, no("link %d: %q is no machine id, or stands there twice", i+1, l.Machine)
 		case l.Name != "" && wire.CheckName(l.Name) != nil:
-			return nil, no("link %d: %q: %s", i+1, l.Name, wire.ErrName)
+			return doc, no("link %d: %q: %s", i+1, l.Name, wire.ErrName)
 		case l.Host == "" || strings.HasPrefix(l.Host, "-") || clean(l.Host) != l.Host:
-			return nil, no("link %d: %q is no SSH destination", i+1, l.Host)
+			return doc, no("link %d: %q is no SSH destination", i+1, l.Host)
 		}
 		seen[l.Machine] = true
 		l.Last, l.At = "", ""
 	}
-	return doc.Links, nil
+	return doc, nil
 }

@@ -76,9 +76,14 @@ func unreachable(err error) bool {
 
 func drainCommand(reach Reach) *command.Command {
 	cmd := agentDeed(reach, command.Command{Name: "drain", Summary: "let a machine take no new work",
-		Help: "What runs goes on. With --wait it returns when nothing runs any more, or with exit code 8 when the time is over.",
+		Help: `What runs goes on, and can be attached to. No session begins, a person's neither:
+fleet exec and fleet shell are refused until fleet undrain. Files, copies and forwards
+work as before. It outlives restarts and reboots of the machine.
+
+With --wait the command returns when no session runs any more, or with exit code 8
+when --timeout is over; the machine goes on draining.`,
 		Flags: []ufcli.Flag{&ufcli.BoolFlag{Name: "wait", Usage: "return when no session runs"},
-			command.DurationFlag("timeout", "wait at most so `LONG`, for each machine", 0)}},
+			command.DurationFlag("timeout", "with --wait, give up after `D`, for each machine; 0 waits for ever", 0)}},
 		"drain", func(ctx context.Context, o *fanout.One, _ Target, a *agentclient.Client) (*wire.AgentStatus, error) {
 			s, err := a.Drain(ctx)
 			if err == nil && o.Bool("wait") {

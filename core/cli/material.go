@@ -44,6 +44,9 @@ Exit 8 when --timeout is over first; the rotation stays under way. For owners,
 and for their tokens with the scopes read and rotate.`,
 		Flags: materialFlags(),
 		Run: func(ctx context.Context, c *command.Call) error {
+			if err := checkMaterial(c, wire.MaterialGate); err != nil {
+				return err
+			}
 			return onPlane(c, func(p *planeclient.Client) error { return rotateMaterial(ctx, c, p, gateMover{}) })
 		}}
 }
@@ -107,10 +110,10 @@ out at any time, so it may stand in a crontab: two at once are one.`,
 			}}}}
 }
 
-// rotateMaterial is fleet rotate gate, url and ca.
-func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client, m mover) error {
-	kind := m.kind()
-	leave := append(c.StringSlice("leave"), c.Args...)
+// checkMaterial refuses flags that make no sense together, before anything is
+// asked.
+func checkMaterial(c *command.Call, kind string) error {
+	leave := leaving(c)
 	if len(c.Args) > 0 && !c.IsSet("leave") {
 		return fault.Usagef("%q: machines are named with --leave", command.Clean(c.Args[0]))
 	}
@@ -129,17 +132,34 @@ func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client,
 		return fault.Usagef("--to is missing").WithHint("fleet rotate %s --status shows the one that is under way, or the last one", word(kind))
 	case len(leave) > 0 && (c.Bool("status") || c.Bool("abort")):
 		return fault.Usagef("--leave goes with a rotation that is to go on")
-	case c.Bool("status"):
-		if c.IsSet("timeout") {
-			return fault.Usagef("--status waits for nothing")
+	case c.Bool("status") && c.IsSet("timeout"):
+		return fault.Usagef("--status waits for nothing")
+	}
+	for _, w := range leave {
+		if strings.HasPrefix(w, "/") { // the path that unknown callers call
+			continue
 		}
+		if err := fanout.CheckWord(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaving are the machines and callers that --leave names.
+func leaving(c *command.Call) []string { return append(c.StringSlice("leave"), c.Args...) }
+
+// rotateMaterial is fleet rotate gate, url and ca.
+func rotateMaterial(ctx context.Context, c *command.Call, p *planeclient.Client, m mover) error {
+	kind := m.kind()
+	if c.Bool("status") {
 		r, err := p.MaterialRotation(ctx, kind)
 		if err != nil {
 			return err
 		}
 		return showRotation(c, r)
 	}
-	names, err := leaves(ctx, c, p, leave)
+	names, err := leaves(ctx, c, p, leaving(c))
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"os"
@@ -242,6 +244,9 @@ func personKeyAdd(ctx context.Context, c *command.Call) error {
 	case bytes.Contains(b, []byte("PRIVATE KEY")): // it must not travel
 		return fault.Usagef("%s is a private key", clean(c.Arg(1))).WithHint("the public half is in %s.pub", clean(c.Arg(1)))
 	}
+	if !isPublicKey(string(b)) {
+		return fault.Usagef("%s is no public key of SSH", clean(c.Arg(1))).WithHint("its line has a type and the key, as ssh-ed25519 AAAA…")
+	}
 	return onPlane(c, func(p *planeclient.Client) error {
 		did, err := p.AddKey(ctx, name, string(b))
 		if err != nil {
@@ -249,6 +254,24 @@ func personKeyAdd(ctx context.Context, c *command.Call) error {
 		}
 		return sayChanged(c, did)
 	})
+}
+
+// isPublicKey reports whether the text looks like a line of an authorized_keys
+// file. The plane, which knows keys, looks closer.
+func isPublicKey(text string) bool {
+	words := strings.Fields(text)
+	for i := 1; i < len(words); i++ {
+		// The key's first field repeats its type, after its length.
+		if b, err := base64.StdEncoding.DecodeString(words[i]); err == nil && len(b) > 4 && bytes.HasPrefix(b[4:], []byte(words[i-1])) {
+			return true
+		}
+	}
+	return false
+}
+
+func isSHA256(text string) bool {
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(text, "="))
+	return err == nil && len(b) == sha256.Size
 }
 
 func personKeyList(ctx context.Context, c *command.Call) error {
@@ -273,7 +296,7 @@ func personKeyRemove(ctx context.Context, c *command.Call) error {
 		return err
 	}
 	fp := c.Arg(1)
-	if !strings.HasPrefix(fp, "SHA256:") {
+	if sum, ok := strings.CutPrefix(fp, "SHA256:"); !ok || !isSHA256(sum) {
 		return fault.Usagef("%q is no fingerprint of the form SHA256:…", clean(fp)).WithHint("fleet person key ls %s shows them", name)
 	}
 	return onPlane(c, func(p *planeclient.Client) error {
@@ -287,7 +310,7 @@ func personKeyRemove(ctx context.Context, c *command.Call) error {
 
 func transferCommand() *command.Command {
 	spec := fanout.Spec{Does: "transfer", Several: true}
-	return &command.Command{Name: "transfer", Group: groupMachine, Args: "MACHINE… --to PERSON", Summary: "give machines to another person", Max: -1,
+	return &command.Command{Name: "transfer", Group: groupMachine, Args: "MACHINE…|SELECTOR --to PERSON", Summary: "give machines to another person", Max: -1,
 		Help: `The machine's credential, name and labels stay; only who manages it changes. A
 member gives away its own, an owner any.`,
 		Flags: append(append(command.JSONFlags(true), &ufcli.StringFlag{Name: "to", Usage: "the `PERSON` they will belong to"}), spec.Flags()...),
@@ -298,7 +321,10 @@ member gives away its own, an owner any.`,
 			}
 			to := c.String("to")
 			if wire.CheckName(to) != nil {
-				return fault.Usagef("--to names the person: %s", wire.ErrName)
+				if to == "" {
+					return fault.Usagef("--to is missing: it names the person").WithHint("usage: %s", c.Usage)
+				}
+				return fault.Usagef("--to %q: %s", clean(to), wire.ErrName)
 			}
 			return onPlane(c, func(client *planeclient.Client) error {
 				machines, err := sel.Machines(ctx, c, atPlane(client))

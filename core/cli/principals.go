@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,10 +35,18 @@ func tokenCommand() *command.Command {
 				Run: tokenAdd},
 			{Name: "ls", Summary: "list tokens", Flags: command.JSONFlags(false), Run: tokenList},
 			{Name: "rm", Args: "NAME", Summary: "end a token at once", Min: 1, Max: 1, Run: func(ctx context.Context, c *command.Call) error {
+				if wire.CheckName(c.Arg(0)) != nil {
+					return fault.Usagef("%q: %s", clean(c.Arg(0)), wire.ErrName)
+				}
 				return onPlane(c, func(p *planeclient.Client) error { return p.DeleteToken(ctx, c.Arg(0)) })
 			}},
 		}}
 }
+
+// tokenScopes are what a token may be for.
+var tokenScopes = []string{"read", "rotate", "order", "logs"}
+
+func unknownScope(s string) bool { return !slices.Contains(tokenScopes, s) }
 
 func outFlag() ufcli.Flag {
 	return &ufcli.StringFlag{Name: "out", Usage: "new private `FILE` for the secret, or - for standard output"}
@@ -52,6 +62,8 @@ func tokenAdd(ctx context.Context, c *command.Call) error {
 		return fault.Usagef("%q: %s", c.Arg(0), wire.ErrName)
 	case len(scopes) == 0:
 		return fault.Usagef("a token needs at least one --scope")
+	case slices.ContainsFunc(scopes, unknownScope):
+		return fault.Usagef("--scope: %q is none of %s", clean(scopes[slices.IndexFunc(scopes, unknownScope)]), strings.Join(tokenScopes, ", "))
 	case c.Span("expires") <= 0:
 		return fault.Usagef("a token needs --expires")
 	}
@@ -85,6 +97,8 @@ func checkOut(c *command.Call) error {
 		return fault.Usagef("--out - and --json both want standard output")
 	case out != "-" && state.Exists(out):
 		return fault.Usagef("%s is there already", out).WithHint("--out names a new file")
+	case out != "-" && !state.Exists(filepath.Dir(out)):
+		return fault.Usagef("--out: there is no directory %s", filepath.Dir(out))
 	}
 	return nil
 }

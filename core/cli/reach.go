@@ -104,17 +104,13 @@ func (s *server) link(ctx context.Context, c *command.Call, m fanout.Machine) (T
 	if err != nil {
 		return nil, err
 	}
-	updates, err := settings.Updates(c)
-	if err != nil {
-		return nil, err
-	}
 	host, err := s.take(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	return &linked{server: s, host: host, m: m, stderr: c.Stderr, route: route,
 		hello: mux.Hello{Key: key, Host: l.Host, Plane: p.URL(), Machine: l.Machine, DataDir: l.DataDir, Runtime: l.Runtime,
-			Updates: updates, Artifacts: c.Getenv("FLEET_ARTIFACT_DIR")}}, nil
+			Updates: c.String("updates"), Artifacts: c.Getenv("FLEET_ARTIFACT_DIR")}}, nil
 }
 
 // sayConfigured says under -v how the configuration came about, and what in it

@@ -25,7 +25,7 @@ const askAtOnce = 128
 
 func rotateCommand() *command.Command {
 	spec := fanout.Spec{Does: "rotate its credential", Several: true, Cheap: true}
-	return &command.Command{Name: "rotate", Group: groupMachine, Args: "MACHINE…", Summary: "have machines replace their credentials", Max: -1,
+	return &command.Command{Name: "rotate", Group: groupMachine, Args: "MACHINE…|SELECTOR", Summary: "have machines replace their credentials", Max: -1,
 		Verbs: []*command.Command{rotateGateCommand(), rotateURLCommand(), rotateCACommand()},
 		Help: `A machine that is asked makes its next secret itself, with its next check, and
 the plane takes it over when it is first used; the one before works until then.

@@ -17,7 +17,7 @@ import (
 
 func sessionsCommand(reach Reach) *command.Command {
 	spec := fanout.Spec{Does: "list its sessions", Linked: true}
-	return &command.Command{Name: "sessions", Group: groupReach, Args: "MACHINE", Summary: "list a machine's sessions, running and ended", Max: 1,
+	return &command.Command{Name: "sessions", Group: groupReach, Args: "MACHINE|SELECTOR", Summary: "list a machine's sessions, running and ended", Max: 1,
 		Help: "Of many machines, --json holds each one's list in its result, and under --jsonl each machine's sessions stand before its result.",
 		Flags: append(append(command.JSONFlags(true),
 			&ufcli.BoolFlag{Name: "watch", Usage: "go on and print what changes"}), spec.Flags()...),

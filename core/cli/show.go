@@ -17,6 +17,9 @@ func showCommand() *command.Command {
 	return &command.Command{Name: "show", Group: groupMachine, Args: "MACHINE", Summary: "show all that the plane knows of a machine", Min: 1, Max: 1,
 		Help:  "The id of a deleted machine says when it was deleted, by whom, and when its\ncredential was last presented; the exit code is then 5.",
 		Flags: command.JSONFlags(false), Run: func(ctx context.Context, c *command.Call) error {
+			if err := fanout.CheckWord(c.Arg(0)); err != nil {
+				return err
+			}
 			return onPlane(c, func(p *planeclient.Client) error {
 				m, err := fanout.AtPlane(ctx, p, c.Arg(0), false)
 				var gone *planeclient.DeletedError

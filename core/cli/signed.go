@@ -64,18 +64,46 @@ Exit 8 when --timeout is over first.`,
 }
 
 func rotateSigned(ctx context.Context, c *command.Call, kind string) error {
+	if err := checkMaterial(c, kind); err != nil {
+		return err
+	}
+	to, err := checkTo(c, kind)
+	if err != nil {
+		return err
+	}
 	known, client, err := operator.Plane(c)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	s := &signedMover{what: kind, call: c, known: known, client: client}
-	if to := c.String("to"); kind == wire.MaterialURL && to != "" {
-		if s.to, err = wire.PlaneURL(to); err != nil {
-			return fault.Usagef("--to: %s", err)
+	s := &signedMover{what: kind, to: to, call: c, known: known, client: client}
+	return rotateMaterial(ctx, c, client, s)
+}
+
+// checkTo looks at what --to and --key name before anything is asked. The URL is
+// returned in its normal form; a root is read when it is known which are there.
+func checkTo(c *command.Call, kind string) (url string, err error) {
+	if k := c.String("key"); k != "" {
+		if _, err := os.Stat(k); err != nil {
+			return "", fmt.Errorf("cannot read the key: %w", err)
 		}
 	}
-	return rotateMaterial(ctx, c, client, s)
+	switch to := c.String("to"); {
+	case !c.IsSet("to"):
+	case kind == wire.MaterialURL:
+		if url, err = wire.PlaneURL(to); err != nil {
+			return "", fault.Usagef("--to: %s", err)
+		}
+	case strings.HasPrefix(to, "sha256:"):
+		if _, err := planeclient.ParsePin(to); err != nil {
+			return "", err
+		}
+	default:
+		if _, err := os.Stat(to); err != nil {
+			return "", fmt.Errorf("cannot read the new root: %w", err)
+		}
+	}
+	return url, nil
 }
 
 // signedMover rotates what a person signs.

@@ -16,9 +16,10 @@ var topics = []command.Topic{
   9  refused or blocked
 130  interrupted
 
-fleet exec returns the remote command's own code, and 255 for its own failures,
-as ssh does. With --json or --jsonl an error is one fleet.error/v1 document on
-standard error, which carries the code too.`},
+fleet exec, shell and attach return the remote command's own code, 128 plus the
+number of the signal that ended it, and 255 for failures of their own, as ssh
+does; a wrong command line is 2 there, too. With --json or --jsonl an error is
+one fleet.error/v1 document on standard error, which carries the code too.`},
 	{Name: "selectors", Summary: "how MACHINE and many machines are named", Text: `
 MACHINE is an exact id, else an exact name, else a unique prefix of either. A
 word that means several machines is a usage error that names them. What cannot
@@ -27,11 +28,12 @@ a machine look among the links first, then ask the plane. A prefix never stands
 for a machine while another is called exactly that, so the plane is asked for
 every prefix; a whole name or id of a link needs no plane.
 
-Instead of MACHINE, -l k=v,k2!=v2 selects by labels; --presence, --lifecycle,
---blocker and --agent-version by state. All that are given must fit; k!=v takes
-machines without the label too. --all takes every machine. The plane is asked
-once, before anything begins. Commands for which many make no sense (shell,
-attach, kill, show, rename) do not take these flags.
+Instead of MACHINE, where the usage says MACHINE|SELECTOR, -l k=v,k2!=v2 selects
+by labels; --presence, --lifecycle, --blocker and --agent-version by state. All
+that are given must fit; k!=v takes machines without the label too. --all takes
+every machine. The plane is asked once, before anything begins. Commands for
+which many make no sense (shell, attach, kill, show, rename) do not take these
+flags.
 
   --yes           confirms what is selected, where it cannot be undone
   --dry-run       names the machines, does nothing, connects to none
@@ -56,12 +58,15 @@ An interrupt goes to exec's commands; everywhere else it ends what is under way.
 	{Name: "environment", Summary: "configuration, variables and files", Text: `
 A value comes from a flag, else from its variable, else from
 $XDG_CONFIG_HOME/fleet/config.toml, else from /etc/fleet/config.toml. Keys are
-plane, token_file, no_input, no_mux, verbose, parallel. Unknown keys are errors.
+plane, token_file, no_input, no_mux, updates, verbose, parallel. Unknown keys
+are errors.
 
 FLEET_PLANE         the plane's URL
 FLEET_TOKEN_FILE    private file with an automation token
 FLEET_NO_INPUT      never ask
 FLEET_NO_MUX        share no SSH connection with other commands
+FLEET_UPDATES       when machines that run something older are updated:
+                    on-connect, notice or never (fleet help update)
 FLEET_VERBOSE       say more
 FLEET_PLUGIN_DIR    looked at first for plugins
 FLEET_ARTIFACT_DIR  looked at first for artifacts

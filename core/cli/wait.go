@@ -17,7 +17,7 @@ import (
 
 func waitCommand() *command.Command {
 	spec := fanout.Spec{Does: "wait for it", Cheap: true}
-	return &command.Command{Name: "wait", Group: groupMachine, Args: "MACHINE", Summary: "wait until a machine is in a state", Max: 1,
+	return &command.Command{Name: "wait", Group: groupMachine, Args: "MACHINE|SELECTOR", Summary: "wait until a machine is in a state", Max: 1,
 		Help: `Exit 8 when --timeout is over first. A ready machine is one that is present,
 runs, and reported that nothing blocks it.
 

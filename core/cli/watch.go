@@ -18,7 +18,8 @@ import (
 func fileWatchCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "watch", Args: "MACHINE:[PATH]", Summary: "print what changes below a directory, or to one file", Min: 1, Max: 1,
 		Help: `Each change is a line: created, modified, written (what was open for writing was
-closed), attributes, removed, or renamed; with --json, a JSON Line. They come from
+closed), attributes, removed, or renamed; with --jsonl, a JSON Line. A watch has no
+end and so makes no one document: --json is another name for --jsonl here. They come from
 the machine's own kernel, in order, from the moment that "ready" is said on standard
 error. A line says where to look; what is there by then may be newer.
 
@@ -35,11 +36,11 @@ Each directory takes one of the watches that the account may have
 (fs.inotify.max_user_watches). What is written through a memory mapping, or by
 another computer to a shared file system, no kernel tells of.`,
 		Flags: []ufcli.Flag{
-			&ufcli.BoolFlag{Name: "json", Aliases: []string{"jsonl"}, Usage: "print JSON Lines"},
+			&ufcli.BoolFlag{Name: "jsonl", Aliases: []string{"json"}, Usage: "print JSON Lines, one for each change"},
 			&ufcli.BoolFlag{Name: "initial", Usage: "print what is there already, first"},
 			&ufcli.BoolFlag{Name: "shallow", Usage: "the directory's own entries, and nothing below them"},
 			&ufcli.StringFlag{Name: "from", Usage: "go on after the event with this `TOKEN`"}},
-		Run: onPath(reach, fileWatch)}
+		Run: onPath(reach, nil, fileWatch)}
 }
 
 func fileWatch(ctx context.Context, c *command.Call, m fanout.Machine, a *agentclient.Client, path string) error {
@@ -48,7 +49,7 @@ func fileWatch(ctx context.Context, c *command.Call, m fanout.Machine, a *agentc
 	lines.SetEscapeHTML(false)
 	err := a.Watch(ctx, agentclient.Watching{Path: path, Shallow: c.Bool("shallow"), Initial: c.Bool("initial"), From: c.String("from"), Notice: note},
 		func(ev wire.WatchEvent) error {
-			if c.Bool("json") {
+			if c.Bool("jsonl") {
 				ev.Schema, ev.Machine = wire.SchemaWatch, m.ID
 				return lines.Encode(ev)
 			}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	ufcli "github.com/urfave/cli/v2"
@@ -66,6 +67,9 @@ removed. fleet installs no tools: what scripts need, and git, must be on the mac
 				}},
 			{Name: "show", Args: "MACHINE NAME", Summary: "show what a workspace is made of", Min: 2, Max: 2, Flags: command.JSONFlags(false),
 				Run: func(ctx context.Context, c *command.Call) error {
+					if err := wire.CheckWorkspaceName(c.Arg(1)); err != nil {
+						return fault.Usagef("%s", err)
+					}
 					return with(ctx, c, reach, func(_ *fanout.One, _ Target, a *agentclient.Client) error {
 						w, err := a.Workspace(ctx, c.Arg(1))
 						if err != nil {
@@ -81,6 +85,9 @@ removed. fleet installs no tools: what scripts need, and git, must be on the mac
 				Help:  "It is refused while a session runs in it. What is kept of ended ones goes too. A cleanup script that fails is told and stops nothing.",
 				Flags: append(command.JSONFlags(false), envFile),
 				Run: func(ctx context.Context, c *command.Call) error {
+					if err := wire.CheckWorkspaceName(c.Arg(1)); err != nil {
+						return fault.Usagef("%s", err)
+					}
 					env, err := envOf(c)
 					if err != nil {
 						return err
@@ -119,6 +126,17 @@ func envOf(c *command.Call) (map[string]string, error) {
 }
 
 func workspaceRequest(c *command.Call) (*wire.WorkspaceRequest, error) {
+	if err := wire.CheckWorkspaceName(c.Arg(1)); err != nil {
+		return nil, fault.Usagef("%s", err)
+	}
+	for _, flag := range []string{"root", "shell", "prepare", "cleanup", "env-file"} {
+		if c.IsSet(flag) && c.String(flag) == "" {
+			return nil, fault.Usagef("--%s is empty", flag)
+		}
+	}
+	if slices.Contains(c.StringSlice("bind"), "") {
+		return nil, fault.Usagef("--bind is empty")
+	}
 	if c.String("prepare") == "-" && c.String("env-file") == "-" {
 		return nil, fault.Usagef("--prepare - and --env-file - both want standard input")
 	}
@@ -179,6 +197,9 @@ func workspaceRepos(words []string, branch string) ([]wire.WorkspaceRepo, error)
 		}
 		if u == "" {
 			return nil, fault.Usagef("--repo takes URL[#BRANCH]")
+		}
+		if err := (wire.WorkspaceRepo{URL: u, Branch: b}).Check(); err != nil {
+			return nil, fault.Usagef("--repo: %s", err)
 		}
 		repos = append(repos, wire.WorkspaceRepo{URL: u, Branch: b})
 		times[repoName(u)]++

@@ -15,7 +15,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"regexp"
 	"strings"
 	"syscall"
 	"unicode"
@@ -324,7 +323,7 @@ func asExit(err error, target **Exit) bool {
 func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 	leaf := inv.leaf
 	if n := len(inv.args); n < leaf.Min || leaf.Max >= 0 && n > leaf.Max {
-		return fault.Usagef("%s", countWords(n, leaf)).WithHint("usage: %s", a.usageLine(inv))
+		return fault.Usagef("%s", countWords(inv.args, leaf)).WithHint("usage: %s", a.usageLine(inv))
 	}
 	if leaf.Rest == RestRequired && len(inv.rest) == 0 {
 		return fault.Usagef("the command to run is missing").WithHint("usage: %s", a.usageLine(inv))
@@ -347,14 +346,14 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 		Flags:          inv.flags,
 		ExitErrHandler: func(*cli.Context, error) {},
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
-			return fault.Usagef("%s", misuse(err)).WithHint("usage: %s", a.usageLine(inv))
+			return fault.Usagef("%s", misuse(err, inv.flags)).WithHint("usage: %s", a.usageLine(inv))
 		},
 		Action: func(cc *cli.Context) error {
 			call := &Call{Context: cc, IO: std, Args: inv.args, Rest: inv.rest, Usage: a.usageLine(inv), config: map[string]bool{}}
 			for name, value := range config {
 				if known(inv.flags, name) && !cc.IsSet(name) {
 					if err := cc.Set(name, value); err != nil {
-						return fault.Usagef("configuration: %s: %s", name, err)
+						return fault.Usagef("configuration: %s", unfit(name, err.Error()))
 					}
 					call.config[name] = true
 				}
@@ -369,59 +368,9 @@ func (a *App) invoke(ctx context.Context, inv *invocation, std IO) error {
 		if errors.As(err, &f) {
 			return err
 		}
-		return fault.Usagef("%s", misuse(err)).WithHint("usage: %s", a.usageLine(inv))
+		return fault.Usagef("%s", misuse(err, inv.flags)).WithHint("usage: %s", a.usageLine(inv))
 	}
 	return ran
-}
-
-// misuse says what the command library found wrong in the words that flags and
-// variables have here.
-func misuse(err error) string {
-	dashed := func(name string) string {
-		if len(name) == 1 {
-			return "-" + name
-		}
-		return "--" + name
-	}
-	// Compiled here: a command that is called right pays nothing for them.
-	badValue := regexp.MustCompile(`^invalid value (".*") for flag -([^ :]+): (.*)$`)
-	badVariable := regexp.MustCompile(`^could not parse (".*") as \w+ value from environment variable "(\w+)" for flag`)
-	missing := regexp.MustCompile(`^Required flags? "(.*)" not set$`)
-	text := err.Error()
-	if m := badValue.FindStringSubmatch(text); m != nil {
-		if m[3] == "parse error" || strings.HasPrefix(m[3], "strconv.") {
-			return fmt.Sprintf("%s does not take %s", dashed(m[2]), m[1])
-		}
-		return fmt.Sprintf("%s: %s", dashed(m[2]), m[3])
-	}
-	if m := badVariable.FindStringSubmatch(text); m != nil {
-		return fmt.Sprintf("%s does not take %s", m[2], m[1])
-	}
-	if m := missing.FindStringSubmatch(text); m != nil {
-		names := strings.Split(m[1], ", ")
-		for i := range names {
-			names[i] = dashed(names[i])
-		}
-		verb := "is"
-		if len(names) > 1 {
-			verb = "are"
-		}
-		return strings.Join(names, ", ") + " " + verb + " missing"
-	}
-	return text
-}
-
-func countWords(n int, c *Command) string {
-	switch {
-	case n < c.Min && c.Min == c.Max:
-		return fmt.Sprintf("%d arguments, %d wanted", n, c.Min)
-	case n < c.Min:
-		return fmt.Sprintf("%d arguments, at least %d wanted", n, c.Min)
-	case c.Max == 0:
-		return "no arguments are taken"
-	default:
-		return fmt.Sprintf("%d arguments, at most %d taken", n, c.Max)
-	}
 }
 
 func known(flags []cli.Flag, name string) bool {

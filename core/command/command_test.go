@@ -128,7 +128,7 @@ func TestErrorsAreWordsOrADocument(t *testing.T) {
 
 func TestHelpGoesToStdout(t *testing.T) {
 	for line, want := range map[string]string{
-		"": "Usage: fleet COMMAND", "help": "exit-codes", "--help": "Commands:", "help do": "--dur LONG", "do -h": "Usage: fleet do [THING]…",
+		"": "Usage: fleet COMMAND", "help": "exit-codes", "--help": "Commands:", "help do": "--dur LONG", "do -h": "Usage: fleet do [FLAGS] [THING]…",
 		"do x --help": "Does.", "help exit-codes": "0 is good", "group": "sub", "help group sub": "Usage: fleet group sub",
 	} {
 		_, exit, out, e := run(t, strings.Fields(line)...)
@@ -230,14 +230,29 @@ func TestMisuseIsSaidInOneLine(t *testing.T) {
 	app := &App{Name: "t", Commands: []*Command{{Name: "do", Summary: "do it", Max: 0,
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "n"}, &cli.IntFlag{Name: "many"}, &cli.StringFlag{Name: "key", Required: true},
-			&cli.BoolFlag{Name: "quiet", EnvVars: []string{"T_QUIET"}},
+			&cli.BoolFlag{Name: "quiet", EnvVars: []string{"T_QUIET"}}, DurationFlag("wait", "", 0), ChoiceFlag("when", "", "now", nil, "now", "never"),
 		},
-		Run: func(context.Context, *Call) error { return nil }}}}
+		Run: func(context.Context, *Call) error { return nil }},
+		{Name: "move", Args: "SRC DST", Min: 2, Max: 2}, {Name: "lead", Args: "MACHINE [PORT:]TARGET…", Min: 2, Max: -1},
+		{Name: "group", Sub: []*Command{{Name: "two"}}}}}
 	for _, c := range []struct{ args, quiet, want string }{
-		{"do", "", "t: --key is missing\nhint: usage: t do\n"},
-		{"do --key k -n x", "", "t: -n does not take \"x\"\nhint: usage: t do\n"},
-		{"do --key k --many x", "", "t: --many does not take \"x\"\nhint: usage: t do\n"},
-		{"do --key k", "maybe", "t: T_QUIET does not take \"maybe\"\nhint: usage: t do\n"},
+		{"do", "", "t: --key is missing\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k -n x", "", "t: -n takes a whole number, not \"x\"\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k --many x", "", "t: --many takes a whole number, not \"x\"\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k --many 99999999999999999999", "", "t: --many takes a whole number, not \"99999999999999999999\"\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k --wait 5", "", "t: --wait: \"5\" is no duration such as 90s, 5m, 12h or 30d\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k --quiet=maybe", "", "t: --quiet takes true or false, not \"maybe\"\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k --when later", "", "t: --when is one of now, never, not \"later\"\nhint: usage: t do [FLAGS]\n"},
+		{"do --key k --qiet", "", "t: unknown flag --qiet\nhint: did you mean --quiet?\n      usage: t do [FLAGS]\n"},
+		{"do --key k x", "", "t: no arguments are taken, and \"x\" is one\nhint: usage: t do [FLAGS]\n"},
+		{"dp", "", "t: t has no command \"dp\"\nhint: did you mean t do?\n      t help lists the commands\n"},
+		{"help dp", "", "t: no command and no topic \"dp\"\nhint: did you mean t help do?\n      t help lists them\n"},
+		{"move a", "", "t: DST is missing\nhint: usage: t move SRC DST\n"},
+		{"move", "", "t: SRC and DST are missing\nhint: usage: t move SRC DST\n"},
+		{"move a b c", "", "t: \"c\" is one argument too many\nhint: usage: t move SRC DST\n"},
+		{"lead m", "", "t: TARGET is missing\nhint: usage: t lead MACHINE [PORT:]TARGET…\n"},
+		{"group tow", "", "t: t group has no command \"tow\"\nhint: did you mean t group two?\n      t help group lists the commands\n"},
+		{"do --key k", "maybe", "t: T_QUIET takes true or false, not \"maybe\"\nhint: usage: t do [FLAGS]\n"},
 	} {
 		t.Setenv("T_QUIET", c.quiet)
 		var out, errOut strings.Builder
@@ -245,5 +260,45 @@ func TestMisuseIsSaidInOneLine(t *testing.T) {
 		if code != fault.Usage || out.String() != "" || errOut.String() != c.want {
 			t.Errorf("%s: %d, %q, %q", c.args, code, out.String(), errOut.String())
 		}
+	}
+}
+
+func TestChoiceIsReadFromEveryPlace(t *testing.T) {
+	for _, tt := range []struct{ arg, variable, config, want string }{
+		{"", "", "", "now now"}, {"--when=never", "now", "now", "now never"}, {"", "never", "", "now never"}, {"", "", "never", "now never"},
+		{"", "later", "", "t: T_WHEN is one of now, never, not \"later\"\nhint: usage: t do [FLAGS]\n"},
+		{"", "", "later", "t: configuration: when is one of now, never, not \"later\"\n"},
+	} {
+		t.Setenv("T_WHEN", tt.variable)
+		var out, errOut strings.Builder
+		app := &App{Name: "t", Commands: []*Command{{Name: "do", Flags: []cli.Flag{ChoiceFlag("when", "", "now", []string{"T_WHEN"}, "now", "never"), ChoiceFlag("other", "", "now", nil, "now", "never")},
+			Run: func(_ context.Context, c *Call) error {
+				_, err := out.WriteString(c.String("other") + " " + c.String("when"))
+				return err
+			}}},
+			Config: func() (map[string]string, error) {
+				if tt.config == "" {
+					return nil, nil
+				}
+				return map[string]string{"when": tt.config}, nil
+			}}
+		app.Main(append([]string{"t", "do"}, strings.Fields(tt.arg)...), IO{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errOut, Getenv: os.Getenv})
+		if got := out.String() + errOut.String(); got != tt.want {
+			t.Errorf("%+v: %q", tt, got)
+		}
+	}
+}
+
+func TestSlips(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"ls", "ls", 0}, {"sl", "ls", 1}, {"sesions", "sessions", 1}, {"exex", "exec", 1}, {"kitten", "sitting", 3}, {"", "abc", 3}, {"abc", "", 3}} {
+		if got := slips(tt.a, tt.b); got != tt.want {
+			t.Errorf("%q to %q: %d, want %d", tt.a, tt.b, got, tt.want)
+		}
+	}
+	if near := nearest("zzzzz", []string{"exec", "logs"}); len(near) != 0 {
+		t.Error(near)
 	}
 }

@@ -30,7 +30,7 @@ func (a *App) resolveHelp(inv *invocation, names []string) (*invocation, error) 
 					}
 				}
 			}
-			return inv, fault.Usagef("no command and no topic %q", name).WithHint("%s help lists them", a.Name)
+			return inv, a.unknownTopic(inv, table, name)
 		}
 		if inv.leaf != nil && find(inv.leaf.Verbs, name) == c {
 			inv.flags = a.Flags
@@ -41,12 +41,44 @@ func (a *App) resolveHelp(inv *invocation, names []string) (*invocation, error) 
 	return inv, nil
 }
 
-func (a *App) unknownCommand(inv *invocation) error {
-	name := a.Name
-	for _, c := range inv.path {
-		name += " " + c.Name
+// unknownTopic refuses a word of `help` that names nothing.
+func (a *App) unknownTopic(inv *invocation, table []*Command, name string) error {
+	names, said := shownNames(table), commandLine(a.Name, "help", inv.path)
+	if len(inv.path) == 0 {
+		for _, t := range a.Topics {
+			names = append(names, t.Name)
+		}
 	}
-	return fault.Usagef("%s has no command %q", name, inv.unknown).WithHint("%s help lists the commands", name)
+	near := meant(name, names, func(n string) string { return said + " " + n })
+	return fault.Usagef("no command and no topic %q", Clean(name)).WithHint("%s", joined(near, said+" lists them"))
+}
+
+func (a *App) unknownCommand(inv *invocation) error {
+	name, table := commandLine(a.Name, "", inv.path), a.Commands
+	if inv.leaf != nil {
+		table = inv.leaf.Sub
+	}
+	near := meant(inv.unknown, shownNames(table), func(n string) string { return name + " " + n })
+	return fault.Usagef("%s has no command %q", name, Clean(inv.unknown)).
+		WithHint("%s", joined(near, commandLine(a.Name, "help", inv.path)+" lists the commands"))
+}
+
+// commandLine is how a command is called: the program, a word, and commands.
+func commandLine(program, word string, path []*Command) string {
+	if word != "" {
+		program += " " + word
+	}
+	for _, c := range path {
+		program += " " + c.Name
+	}
+	return program
+}
+
+func joined(first, then string) string {
+	if first == "" {
+		return then
+	}
+	return first + "\n" + then
 }
 
 func (a *App) usageLine(inv *invocation) string {
@@ -55,8 +87,11 @@ func (a *App) usageLine(inv *invocation) string {
 		words = append(words, c.Name)
 	}
 	if inv.leaf != nil {
-		if len(inv.leaf.Sub) > 0 {
+		switch {
+		case len(inv.leaf.Sub) > 0:
 			words = append(words, "COMMAND")
+		case len(shownFlags(inv.leaf.Flags)) > 0:
+			words = append(words, "[FLAGS]")
 		}
 		if inv.leaf.Args != "" {
 			words = append(words, inv.leaf.Args)
@@ -175,15 +210,22 @@ func listCommands(w io.Writer, table []*Command) {
 	}
 }
 
+// shownFlags are those that help lists.
+func shownFlags(flags []cli.Flag) (shown []cli.Flag) {
+	for _, f := range flags {
+		if v, ok := f.(cli.VisibleFlag); !ok || v.IsVisible() {
+			shown = append(shown, f)
+		}
+	}
+	return shown
+}
+
 func listFlags(w io.Writer, flags []cli.Flag) {
 	if len(flags) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\nFlags:\n")
-	for _, f := range flags {
-		if v, ok := f.(cli.VisibleFlag); ok && !v.IsVisible() {
-			continue
-		}
+	for _, f := range shownFlags(flags) {
 		var names []string
 		for _, n := range f.Names() {
 			if len(n) == 1 {

@@ -136,10 +136,12 @@ func (a *App) verb(inv *invocation, args []string) []string {
 }
 
 func (a *App) flagError(inv *invocation, err error) error {
-	if inv.leaf == nil {
-		return fault.Usagef("%s", err).WithHint("%s help lists the commands", a.Name)
+	then := a.Name + " help lists the commands"
+	if inv.leaf != nil {
+		then = "usage: " + a.usageLine(inv)
 	}
-	return fault.Usagef("%s", err).WithHint("usage: %s", a.usageLine(inv))
+	f := fault.Of(err)
+	return fault.Usagef("%s", f.Msg).WithHint("%s", joined(f.Hint, then))
 }
 
 // flag takes the flag at args[0], with its value, into inv.normal and returns
@@ -151,7 +153,8 @@ func (inv *invocation) flag(args []string) (int, error) {
 		name, value, given := strings.Cut(name, "=")
 		f := lookup(inv.flags, name)
 		if f == nil || len(name) == 1 {
-			return 0, fault.Usagef("unknown flag --%s", name)
+			near := meant(name, flagNames(inv.flags), func(n string) string { return "--" + n })
+			return 0, fault.Usagef("unknown flag --%s", Clean(name)).WithHint("%s", near)
 		}
 		return inv.take(f, "--"+name, value, given, args)
 	}

@@ -298,9 +298,9 @@ func TestUsage(t *testing.T) {
 		{one, "a", ""}, {one, "-l env=prod", ""}, {one, "--all --parallel 3 --max-failed 1", ""}, {several, "a b --parallel 2", ""},
 		{several, "a --parallel 2", ""}, {gone, "a b", ""}, {gone, "--all --yes", ""}, {gone, "--all --dry-run", ""}, {gone, "a --yes", ""},
 		{wait, "--presence absent --lifecycle unknown --blocker disk_low --agent-version 1", ""},
-		{one, "", "a MACHINE is missing"}, {one, "a -l x=y", "not both"}, {one, "a --all", "not both"}, {one, "--all -l x=y", "do not go together"},
+		{one, "", "MACHINE is missing"}, {one, "a -l x=y", "not both"}, {one, "a --all", "not both"}, {one, "--all -l x=y", "do not go together"},
 		{one, "a --parallel 2", "--parallel is for many machines"}, {one, "a --max-failed 2", "--max-failed is for many machines"},
-		{one, "--all --parallel 0", "--parallel takes a number from 1"}, {one, "--all --max-failed -1", "one from 0"}, {one, "--all --parallel x", `--parallel does not take "x"`},
+		{one, "--all --parallel 0", "--parallel takes a number from 1"}, {one, "--all --max-failed -1", "one from 0"}, {one, "--all --parallel x", `--parallel takes a whole number, not "x"`},
 		{gone, "--all", "needs --yes"}, {gone, "-l x=y", "needs --yes"}, {one, "--all --yes", "unknown flag --yes"}, {wait, "--all --parallel 2", "unknown flag"},
 		{one, "--presence lost", "--presence is one of present, absent, never"}, {one, "--lifecycle dead", "--lifecycle is one of"},
 		// An empty variable in a script must not come to mean something else.

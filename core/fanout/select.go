@@ -55,7 +55,19 @@ func Filter(c *command.Call) (wire.MachineFilter, error) {
 			return f, fault.Usagef("--%s is empty", one.flag).WithHint("--all selects every machine")
 		}
 	}
+	if _, err := wire.ParseSelector(f.Selector); err != nil {
+		return f, fault.Usagef("--selector: %s", err)
+	}
 	return f, nil
+}
+
+// CheckWord refuses a word that can mean no machine: that is so whatever the
+// plane knows, and is said before it is asked.
+func CheckWord(word string) error {
+	if !wire.IsMachineID(word) && wire.CheckName(word) != nil {
+		return fault.Usagef("%q is neither a machine's id nor a name: %s", command.Clean(word), wire.ErrName)
+	}
+	return nil
 }
 
 // Selection is what a call says of machines.
@@ -89,13 +101,18 @@ func (s Spec) Parse(c *command.Call) (*Selection, error) {
 	case sel.all && f != (wire.MachineFilter{}):
 		return nil, fault.Usagef("--all and a selector do not go together")
 	case !sel.bySelector() && len(c.Args) == 0:
-		return nil, fault.Usagef("a MACHINE is missing, or what selects machines").WithHint("usage: %s", c.Usage)
+		return nil, fault.Usagef("MACHINE is missing, or what selects machines").WithHint("usage: %s", c.Usage)
 	case s.Trailing && sel.bySelector():
 		sel.words, sel.Rest = nil, c.Args
 	case s.Trailing:
 		sel.words, sel.Rest = c.Args[:1], c.Args[1:]
 	case sel.bySelector() && len(c.Args) > 0:
 		return nil, fault.Usagef("name machines or select them, not both")
+	}
+	for _, word := range sel.words {
+		if err := CheckWord(word); err != nil {
+			return nil, err
+		}
 	}
 	if !s.Cheap && c.Int("parallel") < 1 || c.Int("max-failed") < 0 {
 		return nil, fault.Usagef("--parallel takes a number from 1, --max-failed one from 0")
@@ -299,8 +316,8 @@ func AtPlane(ctx context.Context, p *planeclient.Client, word string, exact bool
 	if wire.IsMachineID(word) {
 		return p.Machine(ctx, word)
 	}
-	if err := wire.CheckName(word); err != nil {
-		return none, fault.Usagef("%q is neither a machine's id nor a name: %s", command.Clean(word), err)
+	if err := CheckWord(word); err != nil {
+		return none, err
 	}
 	found, err := p.Machines(ctx, wire.MachineFilter{Match: word})
 	if err != nil {

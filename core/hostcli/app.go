@@ -37,7 +37,7 @@ func Main(args []string, std command.IO, b Build) int {
 func commands(b Build) []*command.Command {
 	return []*command.Command{
 		loginCommand(b), testCommand(b), trustCommand(b), installCommand(b), approveCommand(b), denyCommand(b), updateCommand(b), rollbackCommand(b), uninstallCommand(b),
-		linkCommand(b), signStatementCommand(b), pluginCommand(b), artifactCommand(b), muxCommand(b),
+		{Name: "host", Hidden: true, Sub: []*command.Command{linkCommand(b)}}, signStatementCommand(b), pluginCommand(b), artifactCommand(b), muxCommand(b),
 	}
 }
 

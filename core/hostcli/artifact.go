@@ -87,12 +87,12 @@ func runArtifactTrust(b Build, c *command.Call) error {
 }
 
 func runArtifactBuild(ctx context.Context, b Build, c *command.Call) error {
+	if !artifact.SupportedPlatform(c.String("os"), c.String("arch")) {
+		return artifact.Unsupported(c.String("os") + "/" + c.String("arch"))
+	}
 	signer, err := artifact.LoadSignKey(c.String("sign-key"))
 	if err != nil {
 		return err
-	}
-	if !artifact.SupportedPlatform(c.String("os"), c.String("arch")) {
-		return artifact.Unsupported(c.String("os") + "/" + c.String("arch"))
 	}
 	// The lock is made over a copy: DIR may belong to a build that goes on.
 	tmp, err := os.MkdirTemp("", "fleet-artifact-")

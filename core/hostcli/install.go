@@ -12,10 +12,12 @@ import (
 	"fleet.example/fleet/core/command"
 	"fleet.example/fleet/core/fanout"
 	"fleet.example/fleet/core/fault"
+	"fleet.example/fleet/core/hostkey"
 	"fleet.example/fleet/core/install"
 	"fleet.example/fleet/core/place"
 	"fleet.example/fleet/core/planeclient"
 	"fleet.example/fleet/core/settings"
+	"fleet.example/fleet/core/sshconfig"
 	"fleet.example/fleet/core/state"
 	"fleet.example/fleet/core/wire"
 )
@@ -66,7 +68,8 @@ one document with --json.`,
 func trustFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "fingerprint", Usage: "the host key's `SHA256:…`, which confirms it; HOP=SHA256:… for a jump host"},
-		&cli.StringFlag{Name: "trust", Usage: "`EVIDENCE` that confirms host keys, of jump hosts too: known_hosts or cert-authority"},
+		command.ChoiceFlag("trust", "`EVIDENCE` that confirms host keys, of jump hosts too: known_hosts or cert-authority", "", nil,
+			hostkey.EvidenceKnown, hostkey.EvidenceAuthority),
 	}
 }
 
@@ -83,12 +86,18 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 		}
 	}
 	many := c.String("hosts")
-	if err := checkInstall(o, many); err != nil {
+	if err := checkInstall(c, o, many); err != nil {
 		return err
 	}
 	for _, name := range []string{"parallel", "max-failed", "dry-run"} {
 		if many == "" && c.Given(name) {
 			return fault.Usagef("--%s is for many hosts, and one is named", name).WithHint("fleet test HOST looks at one, and does nothing")
+		}
+	}
+	var hosts []install.Options
+	if many != "" {
+		if hosts, err = readHosts(c, o, many); err != nil {
+			return err
 		}
 	}
 	e, err := newEnv(b, c)
@@ -104,7 +113,7 @@ func runInstall(ctx context.Context, b Build, c *command.Call) error {
 		return err
 	}
 	if many != "" {
-		return installMany(ctx, e, p, client, o, many)
+		return installMany(ctx, e, p, client, hosts)
 	}
 	in, err := e.installer(p, client)
 	if err != nil {
@@ -149,7 +158,7 @@ func readSigners(file string) ([]byte, error) {
 	return keys.Format(), nil
 }
 
-func checkInstall(o install.Options, many string) error {
+func checkInstall(c *command.Call, o install.Options, many string) error {
 	switch {
 	case o.Scope != "" && o.Scope != "user" && o.Scope != "system":
 		return fault.Usagef("--scope is user or system, not %q", o.Scope)
@@ -158,11 +167,30 @@ func checkInstall(o install.Options, many string) error {
 	case o.Listen != "" && o.Listen != "off" && notLoopback(o.Listen) != nil:
 		return fault.Usagef("--listen: %s", notLoopback(o.Listen))
 	case many == "" && o.Host == "":
-		return fault.Usagef("a HOST is missing").WithHint("usage: fleet install HOST")
+		return fault.Usagef("HOST is missing, or --hosts").WithHint("usage: %s", c.Usage)
+	case o.Manager != "" && wire.CheckName(o.Manager) != nil:
+		return fault.Usagef("--service-manager %q: %s", o.Manager, wire.ErrName)
 	case many != "" && (o.Host != "" || o.Name != "" || len(o.Fingerprints) > 0):
 		return fault.Usagef("--hosts takes hosts, names and fingerprints from its file, not from arguments")
+	case many != "":
+		return checkSSH(c)
 	}
-	return nil
+	return checkSSH(c, o.Host)
+}
+
+// checkSSH refuses, before anything is asked or dialled, what can be no HOST, no
+// port and no fingerprint.
+func checkSSH(c *command.Call, hosts ...string) error {
+	for _, h := range hosts {
+		if _, err := sshconfig.ParseDestination(h); err != nil {
+			return err
+		}
+	}
+	if p := c.Int("p"); c.IsSet("p") && (p < 1 || p > 65535) {
+		return fault.Usagef("-p takes a port from 1 to 65535, not %d", p)
+	}
+	_, err := hostkey.ParseFingerprints(c.StringSlice("fingerprint"))
+	return err
 }
 
 func notLoopback(addr string) error {
@@ -182,22 +210,22 @@ func labels(args []string) (map[string]string, error) {
 	return out, nil
 }
 
+// readHosts reads the file that --hosts names.
+func readHosts(c *command.Call, o install.Options, file string) ([]install.Options, error) {
+	if file == "-" {
+		return parseHosts(c.Stdin, o)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the hosts: %w", err)
+	}
+	defer f.Close()
+	return parseHosts(f, o)
+}
+
 // installMany installs on every host of a list, several at once, and shows how
 // each went.
-func installMany(ctx context.Context, e *env, p *state.Plane, client *planeclient.Client, o install.Options, file string) error {
-	f := e.call.Stdin
-	if file != "-" {
-		opened, err := os.Open(file)
-		if err != nil {
-			return fmt.Errorf("cannot read the hosts: %w", err)
-		}
-		defer opened.Close()
-		f = opened
-	}
-	hosts, err := parseHosts(f, o)
-	if err != nil {
-		return err
-	}
+func installMany(ctx context.Context, e *env, p *state.Plane, client *planeclient.Client, hosts []install.Options) error {
 	todo := map[string]install.Options{}
 	var list []fanout.Machine
 	for _, one := range hosts {

@@ -36,7 +36,14 @@ one. --updates notice, FLEET_UPDATES or updates = "notice" in the configuration 
 say it; never does neither.`, fanout.Spec{Does: "update"}, (*install.Env).Update)
 	cmd.Flags = append(cmd.Flags,
 		&cli.BoolFlag{Name: "wait", Usage: "where sessions run, wait for their end"},
-		&cli.DurationFlag{Name: "timeout", Usage: "with --wait, for at most `D`; 0 means for ever", Value: 5 * time.Minute})
+		command.DurationFlag("timeout", "with --wait, for at most `D`; 0 means for ever", 5*time.Minute))
+	run := cmd.Run
+	cmd.Run = func(ctx context.Context, c *command.Call) error {
+		if c.IsSet("timeout") && !c.Bool("wait") {
+			return fault.Usagef("--timeout goes with --wait")
+		}
+		return run(ctx, c)
+	}
 	return cmd
 }
 
@@ -45,7 +52,7 @@ const deferredEvery = 3 * time.Second
 
 // whenIdle does a deed, and again while it is deferred and may wait.
 func whenIdle(ctx context.Context, c *command.Call, do func(context.Context) (*wire.Install, error)) (*wire.Install, error) {
-	wait, limit := c.Bool("wait"), c.Duration("timeout")
+	wait, limit := c.Bool("wait"), c.Span("timeout")
 	for end := time.Now().Add(limit); ; {
 		doc, err := do(ctx)
 		if !wait || err == nil || fault.Of(err).Code != wire.CodeDeferred || limit > 0 && time.Now().After(end) || !pause(ctx, deferredEvery) {
@@ -72,7 +79,7 @@ func onMachines(b Build, name, summary, help string, spec fanout.Spec, do deed) 
 		find = fanout.LinkedExactly
 	}
 	return &command.Command{
-		Name: name, Group: "Machines", Args: "MACHINE…", Summary: summary, Help: help, Max: -1,
+		Name: name, Group: "Machines", Args: "MACHINE…|SELECTOR", Summary: summary, Help: help, Max: -1,
 		Flags: append(command.JSONFlags(true), spec.Flags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
 			sel, err := spec.Parse(c)
@@ -129,11 +136,17 @@ func doneWords(name string, doc *wire.Install) string {
 
 func linkCommand(b Build) *command.Command {
 	return &command.Command{
-		Name: "link", Args: "MACHINE HOST", Summary: "record which SSH destination reaches a machine", Min: 2, Max: 2, Hidden: true,
+		Name: "link", Args: "MACHINE HOST", Summary: "record which SSH destination reaches a machine", Min: 2, Max: 2,
 		Help: `The link is written once three facts agree: the account that SSH authenticated, the
 pinned host key, and the row that the plane has for the agent there.`,
 		Flags: append(command.JSONFlags(false), settings.SSHFlags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
+			if err := fanout.CheckWord(c.Arg(0)); err != nil {
+				return err
+			}
+			if err := checkSSH(c, c.Arg(1)); err != nil {
+				return err
+			}
 			e, err := newEnv(b, c)
 			if err != nil {
 				return err

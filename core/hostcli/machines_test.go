@@ -81,7 +81,7 @@ func TestWhatNeedsSSHTakesMachinesAsEverythingDoes(t *testing.T) {
 		exit  int
 		words string
 	}{
-		{"update", fault.Usage, "a MACHINE is missing"},
+		{"update", fault.Usage, "MACHINE is missing"},
 		{"update box-a -l env=prod", fault.Usage, "not both"},
 		{"update --all --yes", fault.Usage, "unknown flag --yes"},
 		{"rollback --all --parallel 0", fault.Usage, "--parallel takes a number from 1"},

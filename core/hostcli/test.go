@@ -36,6 +36,9 @@ func runTest(ctx context.Context, b Build, c *command.Call) error {
 	if s := c.String("scope"); s != "" && s != "user" && s != "system" {
 		return fault.Usagef("--scope is user or system, not %q", s)
 	}
+	if err := checkSSH(c, host(c)); err != nil {
+		return err
+	}
 	e, err := newEnv(b, c)
 	if err != nil {
 		return err

@@ -31,28 +31,36 @@ ProxyCommand, whatever the command is.
 OpenSSH's own known_hosts files are read as evidence and never written.`,
 		Flags: append(append(command.JSONFlags(false), settings.SSHFlags()...), trustFlags()...),
 		Run: func(ctx context.Context, c *command.Call) error {
+			if err := checkTrust(c); err != nil {
+				return err
+			}
 			e, err := newEnv(b, c)
 			if err != nil {
 				return err
 			}
 			switch c.Arg(0) {
 			case "ls":
-				if len(c.Args) > 1 {
-					return fault.Usagef("trust ls takes no arguments")
-				}
 				return e.trustList()
 			case "rm":
-				if len(c.Args) != 2 {
-					return fault.Usagef("trust rm takes one HOST")
-				}
 				return e.trustRemove(ctx, c.Arg(1))
-			}
-			if len(c.Args) != 1 {
-				return fault.Usagef("trust takes one HOST")
 			}
 			return e.trustHost(ctx, host(c))
 		},
 	}
+}
+
+func checkTrust(c *command.Call) error {
+	switch word := c.Arg(0); {
+	case word == "ls" && len(c.Args) > 1:
+		return fault.Usagef("trust ls takes no arguments")
+	case word == "rm" && len(c.Args) != 2:
+		return fault.Usagef("trust rm takes one HOST")
+	case word == "ls" || word == "rm":
+		return checkSSH(c)
+	case len(c.Args) != 1:
+		return fault.Usagef("trust takes one HOST")
+	}
+	return checkSSH(c, host(c))
 }
 
 // trustDoc is fleet.trust/v1.

@@ -29,7 +29,8 @@ func Flags() []cli.Flag {
 		&cli.StringFlag{Name: "token-file", Usage: "private `FILE` with an automation token, instead of a session", EnvVars: []string{"FLEET_TOKEN_FILE"}},
 		&cli.BoolFlag{Name: "no-input", Usage: "never ask; fail and name the flag that answers", EnvVars: []string{"FLEET_NO_INPUT"}},
 		&cli.BoolFlag{Name: "no-mux", Usage: "share no SSH connection with other commands", EnvVars: []string{"FLEET_NO_MUX"}},
-		&cli.StringFlag{Name: "updates", Usage: "`WHEN` a machine is updated that runs something older than this fleet has: on-connect, notice or never", Value: UpdatesOnConnect, EnvVars: []string{"FLEET_UPDATES"}},
+		command.ChoiceFlag("updates", "`WHEN` a machine is updated that runs something older than this fleet has: on-connect, notice or never", UpdatesOnConnect, []string{"FLEET_UPDATES"},
+			UpdatesOnConnect, UpdatesNotice, UpdatesNever),
 		&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say more on standard error", EnvVars: []string{"FLEET_VERBOSE"}},
 	}
 }
@@ -41,16 +42,6 @@ const (
 	UpdatesNotice    = "notice"     // not by itself: it is said
 	UpdatesNever     = "never"
 )
-
-// Updates reads the setting.
-func Updates(c *command.Call) (string, error) {
-	switch u := c.String("updates"); u {
-	case UpdatesOnConnect, UpdatesNotice, UpdatesNever:
-		return u, nil
-	default:
-		return "", fault.Usagef("--updates is on-connect, notice or never, not %q", u)
-	}
-}
 
 // file is config.toml. Every key is also a flag of the same name with dashes.
 type file struct {

@@ -64,6 +64,14 @@ func (d Dirs) planeDir(url string) (string, error) {
 // ErrNoPlane is in the chain when no plane is known.
 var ErrNoPlane = errors.New("no plane is known here")
 
+// firstLogin is how a plane comes to be known here. A pin is for a plane with
+// roots of its own, an invitation for a key that the plane does not know.
+func firstLogin(url string) string {
+	return "fleet login " + url + " --ca-pin sha256:… --invite-file FILE\n" +
+		"(the pin that planed init printed, unless the system's roots vouch for the plane;\n" +
+		"the invitation, unless the plane knows your key)"
+}
+
 // OpenPlane opens the plane with the given URL, or, with "", the one that was
 // logged in to last.
 func (d Dirs) OpenPlane(url string) (*Plane, error) {
@@ -74,7 +82,7 @@ func (d Dirs) OpenPlane(url string) (*Plane, error) {
 		}
 		b, err := durable.ReadPrivate(filepath.Join(st, "default-plane"), 4096)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%w", ErrNoPlane).WithHint("fleet login URL")
+			return nil, fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%w", ErrNoPlane).WithHint("%s", firstLogin("URL"))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("cannot read state: %w", err)
@@ -94,7 +102,7 @@ func (d Dirs) OpenPlane(url string) (*Plane, error) {
 		return nil, err
 	}
 	if p.rec.URL != url {
-		return nil, fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%s: %w", url, ErrNoPlane).WithHint("fleet login %s", url)
+		return nil, fault.New(fault.NeedPerson, wire.CodeLoginRequired, "%s: %w", url, ErrNoPlane).WithHint("%s", firstLogin(url))
 	}
 	return p, nil
 }

@@ -1,5 +1,12 @@
 package wire
 
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+)
+
 // PathWorkspaces is the workspaces of the agent's account. GET lists them, POST
 // makes one; PATH/{name} is one, DELETE removes it. What takes its time - a
 // clone, a script - is answered when it is over.
@@ -44,6 +51,38 @@ type WorkspaceRepo struct {
 	URL    string `json:"url"`
 	Branch string `json:"branch,omitempty"` // empty: the repository's own
 	Dir    string `json:"dir,omitempty"`    // below the workspace; empty for the first
+}
+
+// ErrRepoPassword is a repository's URL that holds a password.
+var ErrRepoPassword = errors.New("holds a password, which would stand in files")
+
+// Check refuses what git would take for something else, and secrets that would
+// come to stand in files.
+func (r WorkspaceRepo) Check() error {
+	clean := func(s string) bool {
+		return !strings.HasPrefix(s, "-") && strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) < 0
+	}
+	if r.URL == "" || !clean(r.URL) || strings.Contains(r.URL, "::") {
+		return fmt.Errorf("%q is no repository", r.URL)
+	}
+	if u, err := url.Parse(r.URL); err == nil && u.User != nil {
+		if _, secret := u.User.Password(); secret {
+			return fmt.Errorf("the URL of %s %w", u.Redacted(), ErrRepoPassword)
+		}
+	}
+	if b := r.Branch; !clean(b) || strings.ContainsAny(b, " ~^:?*[\\") || strings.Contains(b, "..") ||
+		strings.HasSuffix(b, "/") || strings.HasPrefix(b, "/") || strings.HasSuffix(b, ".lock") {
+		return fmt.Errorf("%q is no branch", b)
+	}
+	return nil
+}
+
+// CheckWorkspaceName is CheckName, but nothing hidden is a workspace.
+func CheckWorkspaceName(s string) error {
+	if CheckName(s) != nil || strings.HasPrefix(s, ".") {
+		return fmt.Errorf("%q is no name for a workspace: it has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with neither - nor .", s)
+	}
+	return nil
 }
 
 // WorkspaceRemoval is the body of DELETE /v1/workspaces/{name}.

@@ -3,61 +3,14 @@ package api
 import (
 	"fmt"
 	"net/url"
-	"strings"
 
 	"fleet.example/fleet/core/wire"
 )
 
-// term is one condition of a selector.
-type term struct {
-	key, value string
-	not        bool
-}
-
-// selector is a conjunction: k=v, k==v, k!=v, separated by commas. k!=v also
-// selects machines without the label.
-type selector []term
-
-func parseSelector(s string) (selector, error) {
-	if s == "" {
-		return nil, nil
-	}
-	if len(s) > 4096 {
-		return nil, fmt.Errorf("the selector is too long")
-	}
-	var sel selector
-	for _, part := range strings.Split(s, ",") {
-		k, v, ok := strings.Cut(part, "=")
-		if !ok {
-			return nil, fmt.Errorf("%q is no condition of the form k=v or k!=v", part)
-		}
-		t := term{key: k, value: strings.TrimPrefix(v, "=")}
-		if strings.HasSuffix(k, "!") {
-			t.key, t.not = strings.TrimSuffix(k, "!"), true
-			t.value = v
-		}
-		if wire.CheckName(t.key) != nil || wire.CheckLabelValue(t.value) != nil {
-			return nil, fmt.Errorf("%q is no condition of the form k=v or k!=v", part)
-		}
-		sel = append(sel, t)
-	}
-	return sel, nil
-}
-
-func (s selector) match(labels map[string]string) bool {
-	for _, t := range s {
-		v, ok := labels[t.key]
-		if (ok && v == t.value) == t.not {
-			return false
-		}
-	}
-	return true
-}
-
 // filter is wire.MachineFilter made ready. Match is applied by the caller.
 type filter struct {
 	wire.MachineFilter
-	sel selector
+	sel wire.Selector
 }
 
 func parseFilter(q url.Values) (filter, error) {
@@ -85,7 +38,7 @@ func parseFilter(q url.Values) (filter, error) {
 		return f, fmt.Errorf("lifecycle is running, stopped, unknown or never, not %q", f.Lifecycle)
 	}
 	var err error
-	f.sel, err = parseSelector(f.Selector)
+	f.sel, err = wire.ParseSelector(f.Selector)
 	return f, err
 }
 
@@ -93,7 +46,7 @@ func (f *filter) match(m *wire.Machine) bool {
 	if f.Presence != "" && m.Presence != f.Presence ||
 		f.Lifecycle != "" && m.Lifecycle.State != f.Lifecycle ||
 		f.AgentVersion != "" && m.Agent.Version != f.AgentVersion ||
-		!f.sel.match(m.Labels) {
+		!f.sel.Match(m.Labels) {
 		return false
 	}
 	if f.Blocker == "" {

@@ -60,22 +60,22 @@ func FuzzSelector(f *testing.F) {
 	f.Add("env=prod,zone!=a,x==y")
 	f.Add("=,!=,a=")
 	f.Fuzz(func(t *testing.T, s string) {
-		sel, err := parseSelector(s)
+		sel, err := wire.ParseSelector(s)
 		if err != nil {
 			return
 		}
 		labels := map[string]string{}
 		for _, c := range sel {
-			if !c.not {
-				labels[c.key] = c.value
+			if !c.Not {
+				labels[c.Key] = c.Value
 			}
 		}
 		contradictory := false
 		for _, c := range sel {
-			v, ok := labels[c.key]
-			contradictory = contradictory || (ok && v == c.value) == c.not
+			v, ok := labels[c.Key]
+			contradictory = contradictory || (ok && v == c.Value) == c.Not
 		}
-		if sel.match(labels) == contradictory {
+		if sel.Match(labels) == contradictory {
 			t.Errorf("%q does not select %v", s, labels)
 		}
 	})
