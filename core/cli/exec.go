@@ -246,8 +246,14 @@ func shellCommand(reach Reach) *command.Command {
 
 func attachCommand(reach Reach) *command.Command {
 	return &command.Command{Name: "attach", Group: groupReach, Args: "MACHINE SESSION", Summary: "follow a session, from its kept output on",
-		Help: "The output comes from the offset --from on, by default all that is kept. On a terminal, or with -i,\ninput is passed on, and Enter ~ . leaves the session running. An interrupt ends the following and never the\nsession: fleet kill does that.",
-		Min:  2, Max: 2, FailureExit: fault.ExecFailure,
+		Help: `The output comes from the offset --from on, by default all that is kept: the last
+64 MiB of it, for as long as the session runs and, of those that ended last, for a
+week. A command that somebody follows, as plain fleet exec does, waits at that limit
+for its output to be read and loses none.
+
+On a terminal, or with -i, input is passed on, and Enter ~ . leaves the session
+running. An interrupt ends the following and never the session: fleet kill does that.`,
+		Min: 2, Max: 2, FailureExit: fault.ExecFailure,
 		Flags: []ufcli.Flag{
 			&ufcli.Int64Flag{Name: "from", Usage: "begin at output offset `N`; -1 for what is to come"},
 			&ufcli.BoolFlag{Name: "i", Usage: "pass standard input on"},
