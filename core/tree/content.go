@@ -46,6 +46,7 @@ func (o *outFile) send(s *Sender) error {
 		<-s.large
 	}()
 	var verdict byte
+	s.main.flush()
 	select {
 	case verdict = <-o.verdict:
 	case <-s.ctx.Done():

@@ -23,6 +23,7 @@ type inDir struct {
 	mode  uint32
 	mtime int64
 	kept  bool // it was there: mode and time stay
+	fresh bool // this very attempt made it: nothing is in it that did not come
 	left  int  // files of it that are not settled yet
 	up    bool // no more will come
 }
@@ -82,6 +83,7 @@ func (r *Receiver) dir(p []byte) error {
 		d.fd, d.kept = r.dst.dir, true
 	default:
 		d.fd, d.kept, trouble = r.makeDir(up.fd, name, f.mode)
+		d.fresh = !d.kept && !r.o.Again
 	}
 	r.mu.Lock()
 	if f.id != r.lastDir+1 || len(r.dirs) >= maxDirs {
@@ -220,27 +222,43 @@ func (r *Receiver) small(p []byte) error {
 	d.left++
 	r.pending++
 	r.mu.Unlock()
+	if r.batch = append(r.batch, smallJob{d, name, f, buf}); len(r.batch) >= smallAtOnce {
+		r.placeBatch()
+	}
+	return r.ack()
+}
+
+// placeBatch has the small files written that have come.
+func (r *Receiver) placeBatch() {
+	if len(r.batch) == 0 {
+		return
+	}
 	if r.work == nil {
-		r.work = make(chan smallJob, smallAhead)
+		r.work = make(chan []smallJob, smallAhead)
 		for range smallWriters {
 			r.wg.Go(func() {
-				for j := range r.work {
-					if err := r.placeSmall(j); err != nil {
-						r.lost(err)
+				for batch := range r.work {
+					for _, j := range batch {
+						if err := r.placeSmall(j); err != nil {
+							r.lost(err)
+						}
 					}
 				}
 			})
 		}
 	}
-	r.work <- smallJob{d, name, f, buf}
-	return r.ack()
+	r.work <- r.batch
+	r.batch = nil
 }
 
 const (
 	// smallWriters is how many small files are written at a time.
 	smallWriters = 4
-	// smallAhead is how many wait for that.
-	smallAhead = 32
+	// smallAtOnce is how many of those that came together one writer gets: to
+	// wake one takes as long as it takes to write a file.
+	smallAtOnce = 8
+	// smallAhead is how many times that many wait.
+	smallAhead = 4
 )
 
 var bytePool = sync.Pool{New: func() any { return new([]byte) }}
@@ -258,7 +276,7 @@ func (r *Receiver) placeSmall(j smallJob) error {
 	if r.o.Sum.of(j.f.content) != j.f.sum {
 		err = refuse(wire.CodeDamaged, "%s: what arrived is not what was sent", pathOf(j.d, j.name))
 	} else {
-		err = placeSmall(j.d.fd, j.name, j.f)
+		err = placeSmall(j.d, j.name, j.f)
 	}
 	size := int64(len(j.f.content))
 	bytePool.Put(j.buf)

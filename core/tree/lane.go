@@ -16,6 +16,8 @@ const (
 	beat = 15 * time.Second
 	// laneBuffer is how much may wait to be sent in one lane, in bytes.
 	laneBuffer = 1 << 20
+	// gathered is how much of what can wait is sent at a time, in bytes.
+	gathered = 32 << 10
 	// MaxLanes bounds the connections of one copy.
 	MaxLanes = 16
 )
@@ -27,10 +29,12 @@ const (
 type lane struct {
 	conn net.Conn
 	*Reader
+	in *bufio.Reader // under it
 
 	mu    sync.Mutex
 	moved *sync.Cond
 	buf   []byte
+	held  bool // what is in buf waits for more
 	spare []byte
 	ended bool
 	err   error
@@ -43,7 +47,8 @@ type lane struct {
 
 // newLane begins to send. The context's end closes the connection.
 func newLane(ctx context.Context, conn net.Conn) *lane {
-	l := &lane{conn: conn, Reader: NewReader(bufio.NewReaderSize(patient{conn}, 64<<10)), quit: make(chan struct{})}
+	in := bufio.NewReaderSize(patient{conn}, 64<<10)
+	l := &lane{conn: conn, Reader: NewReader(in), in: in, quit: make(chan struct{})}
 	l.moved = sync.NewCond(&l.mu)
 	l.stop = context.AfterFunc(ctx, func() { l.fail(context.Cause(ctx)) })
 	l.wg.Go(l.send)
@@ -60,7 +65,25 @@ func (p patient) Read(b []byte) (int, error) {
 }
 
 // put appends a frame, and waits while too much is on its way.
-func (l *lane) put(frame func([]byte) []byte) error {
+func (l *lane) put(frame func([]byte) []byte) error { return l.append(frame, 0) }
+
+// gather is put of one of many small frames. It is sent with what follows, with
+// put or flush, or once there is enough: what is sent by itself costs either
+// side as much as thirty times as many bytes do.
+func (l *lane) gather(frame func([]byte) []byte) error { return l.append(frame, gathered) }
+
+// flush sends what was gathered.
+func (l *lane) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held {
+		l.held = false
+		l.moved.Broadcast()
+	}
+}
+
+// append appends a frame, and has it sent if there is as much.
+func (l *lane) append(frame func([]byte) []byte, enough int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.buf) >= laneBuffer && l.err == nil && !l.ended {
@@ -74,7 +97,9 @@ func (l *lane) put(frame func([]byte) []byte) error {
 	}
 	l.buf = frame(l.buf)
 	l.wrote = true
-	l.moved.Broadcast()
+	if l.held = len(l.buf) < enough; !l.held {
+		l.moved.Broadcast()
+	}
 	return nil
 }
 
@@ -89,7 +114,7 @@ func (l *lane) send() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		for len(l.buf) == 0 && !l.ended && l.err == nil {
+		for (len(l.buf) == 0 || l.held) && !l.ended && l.err == nil {
 			l.moved.Wait()
 		}
 		if l.err != nil || len(l.buf) == 0 {

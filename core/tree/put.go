@@ -46,10 +46,13 @@ func placeLink(dir *os.File, name, target string, mtime int64) error {
 	return nil
 }
 
-func placeSmall(dir *os.File, name string, f smallFrame) error {
-	old, err := inTheWay(dir, name)
-	if err != nil {
-		return err
+func placeSmall(d *inDir, name string, f smallFrame) (err error) {
+	dir := d.fd
+	var old *unix.Stat_t
+	if !d.fresh {
+		if old, err = inTheWay(dir, name); err != nil {
+			return err
+		}
 	}
 	tmp := randomName()
 	file, err := openAt(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)

@@ -60,7 +60,8 @@ type Receiver struct {
 	fatal    error
 	result   Result
 	bytes    int64 // written so far
-	work     chan smallJob
+	work     chan []smallJob
+	batch    []smallJob    // what is to be given to it
 	pending  int           // small files and directories that are not settled yet
 	blocks   chan blockJob // of the main lane
 	frames   chan []byte   // buffers for these
@@ -146,6 +147,7 @@ func (r *Receiver) giveUp(err error) {
 // Run receives until the copy is over. It closes the connections.
 func (r *Receiver) Run() (Result, error) {
 	err := r.receive()
+	r.placeBatch()
 	if r.work != nil {
 		close(r.work)
 	}
@@ -190,6 +192,9 @@ func (r *Receiver) tidy() {
 
 func (r *Receiver) receive() error {
 	for {
+		if r.main.in.Buffered() < headerLen { // what comes next may take its time
+			r.placeBatch()
+		}
 		t, p, err := r.main.Next()
 		if err != nil {
 			if err == io.EOF {
@@ -204,6 +209,7 @@ func (r *Receiver) receive() error {
 			continue
 		}
 		if t == Over {
+			r.placeBatch()
 			return r.finish()
 		}
 		if err := r.handle(t, p); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"net"
 	"os"
 	"sync"
@@ -108,7 +109,7 @@ func (s *Sender) Run() (Result, error) {
 		defer close(s.queue)
 		s.walk()
 	})
-	for it := range s.queue {
+	for it := range s.items() {
 		if err := it.send(s); err != nil {
 			s.end(err)
 		}
@@ -131,6 +132,26 @@ func (s *Sender) Run() (Result, error) {
 		return *result, &Error{Code: result.Error.Code, Msg: result.Error.Message, Hint: result.Error.Hint}
 	}
 	return *result, nil
+}
+
+// items are what is queued. What was gathered goes before there is a wait for
+// more.
+func (s *Sender) items() iter.Seq[item] {
+	return func(yield func(item) bool) {
+		for {
+			var it item
+			var ok bool
+			select {
+			case it, ok = <-s.queue:
+			default:
+				s.main.flush()
+				it, ok = <-s.queue
+			}
+			if !ok || !yield(it) {
+				return
+			}
+		}
+	}
 }
 
 // listen takes what the receiver says.
@@ -415,29 +436,18 @@ func (f *smallFile) send(s *Sender) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
-	file, st, err := openRegularAt(f.fd, f.name)
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return s.skip(at, err)
-	}
-	defer file.Close()
 	buf := smallBuffers.Get().(*[]byte)
 	defer smallBuffers.Put(buf)
-	n, err := io.ReadFull(file, *buf)
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return s.skip(at, err)
-	}
-	now, err := statFile(file)
-	if err != nil {
-		return s.skip(at, err)
-	}
-	if versionOf(now) != versionOf(st) || int64(n) != st.Size {
+	content, st, err := readSmallAt(f.fd, f.name, *buf)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, errChanged):
 		return s.skip(at, refuse(wire.CodeChanged, "%s changed while it was read", at))
+	case err != nil:
+		return s.skip(at, err)
 	}
-	content := (*buf)[:n]
-	return s.main.put(smallFrame{dir: f.id, mode: permOf(st) & 0o777, mtime: mtimeOf(st), sum: s.o.Sum.of(content), name: f.name, content: content}.append)
+	return s.main.gather(smallFrame{dir: f.id, mode: permOf(st) & 0o777, mtime: mtimeOf(st), sum: s.o.Sum.of(content), name: f.name, content: content}.append)
 }
 
 // One byte more, so that a file that grew is noticed.
