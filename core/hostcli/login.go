@@ -31,7 +31,9 @@ func loginCommand(b Build) *command.Command {
 		Help: `Without URL the plane is the one that --plane names, else the one of the last login.
 The key is --key, else the one that logged in to this plane before, else the only
 one that the ssh-agent and ~/.ssh have. A private plane is recognised by --ca-pin
-the first time; afterwards its root is remembered. The session ends after 12 hours.`,
+the first time, by the pin that planed init printed; afterwards its root is remembered. A
+key that the plane does not know yet comes with an invitation, in --invite-file: planed
+init and fleet person add write one. The session ends after 12 hours.`,
 		Flags: append(command.JSONFlags(false),
 			&cli.StringFlag{Name: "invite-file", Usage: "`FILE` with the invitation that adds this key, or - for standard input"},
 			&cli.StringFlag{Name: "ca-pin", Usage: "`sha256:HEX` of the plane's root key, as planed init printed it"},

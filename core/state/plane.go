@@ -67,9 +67,7 @@ var ErrNoPlane = errors.New("no plane is known here")
 // firstLogin is how a plane comes to be known here. A pin is for a plane with
 // roots of its own, an invitation for a key that the plane does not know.
 func firstLogin(url string) string {
-	return "fleet login " + url + " --ca-pin sha256:… --invite-file FILE\n" +
-		"(the pin that planed init printed, unless the system's roots vouch for the plane;\n" +
-		"the invitation, unless the plane knows your key)"
+	return "fleet login " + url + "; the first time with --ca-pin and --invite-file (fleet help login)"
 }
 
 // OpenPlane opens the plane with the given URL, or, with "", the one that was
