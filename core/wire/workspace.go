@@ -80,7 +80,7 @@ func (r WorkspaceRepo) Check() error {
 // CheckWorkspaceName is CheckName, but nothing hidden is a workspace.
 func CheckWorkspaceName(s string) error {
 	if CheckName(s) != nil || strings.HasPrefix(s, ".") {
-		return fmt.Errorf("%q is no name for a workspace: it has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with neither - nor .", s)
+		return fmt.Errorf("%q is no name for a workspace: it has 1 to 63 characters of A-Z a-z 0-9 . _ - and begins with neither . nor -", s)
 	}
 	return nil
 }
