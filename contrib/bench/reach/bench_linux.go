@@ -1,9 +1,9 @@
 // Command reach measures how fast hosts are reached, fleet beside ssh, in turn
 // on the same lab hosts: a command over a connection that is there, near and
 // with a round trip of 100 ms, many commands on many accounts, a cold connection
-// through two jump hosts, copies, and watches. It takes the directory of the programs,
-// with artifacts/ in it, and the name of one part if only that is wanted, and
-// prints medians in milliseconds.
+// through two jump hosts, copies, watches, and sessions: their start, keystrokes
+// and output. It takes the directory of the programs, with artifacts/ in it, and
+// the name of one part if only that is wanted, and prints medians in milliseconds.
 package main
 
 import (
@@ -48,7 +48,7 @@ func run(ctx context.Context, bin, part string) error {
 	for _, p := range []struct {
 		name string
 		do   func(context.Context, *bench) error
-	}{{"warm", warm}, {"jumps", jumps}, {"copies", copies}, {"watches", watches}} {
+	}{{"warm", warm}, {"jumps", jumps}, {"copies", copies}, {"watches", watches}, {"sessions", sessions}} {
 		if part != "" && part != p.name {
 			continue
 		}
@@ -107,6 +107,14 @@ func turnsApart(rounds int, before func() error, lines ...line) error {
 		fmt.Printf("%-66s %8.1f ms (from %.1f)\n", l.name+":", ms(times[i][rounds/2]), ms(times[i][0]))
 	}
 	return nil
+}
+
+// spread prints the median of many, the least, and what all but one in a hundred
+// stay within.
+func spread(name string, took []time.Duration) {
+	slices.Sort(took)
+	n := len(took)
+	fmt.Printf("%-66s %8.2f ms (from %.2f, 99 of 100 within %.2f)\n", name+":", ms(took[n/2]), ms(took[0]), ms(took[n*99/100]))
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

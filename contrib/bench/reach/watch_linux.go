@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -115,8 +114,7 @@ func (b *bench) watch(ctx context.Context, what, dir string, rtt time.Duration) 
 		took = append(took, time.Since(began)-rtt/2)
 		time.Sleep(noticeEvery)
 	}
-	slices.Sort(took)
-	fmt.Printf("%-66s %8.1f ms (99 of 100 within %.1f)\n", fmt.Sprintf("a change is told of, over the link's delay (round trip %v):", rtt), ms(took[notices/2]), ms(took[notices*99/100]))
+	spread(fmt.Sprintf("a change is told of, over the link's delay (round trip %v)", rtt), took)
 
 	made := make(chan error, 1)
 	began := time.Now()
