@@ -29,7 +29,8 @@ build: $(SIGN_KEY) ## build the programs for this machine into bin/
 	@mkdir -p $(BIN) .cache/new
 	$(BUILD) -o .cache/new/ ./cmd/fleet ./cmd/fleet-front ./cmd/planed ./cmd/fleet-plugins
 	$(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X "main.artifactSigner=$(shell cut -d" " -f1,2 $(SIGN_KEY).pub 2>/dev/null)"' -o .cache/new/ ./cmd/fleet-host
-	@mv -f .cache/new/* $(BIN)/
+	@mv -f .cache/new/fleet-* .cache/new/planed $(BIN)/
+	@mv -f .cache/new/fleet $(BIN)/
 	$(BIN)/fleet-plugins lock $(BIN)
 
 planed-pkcs11: ## build a planed that opens keys in PKCS #11 tokens; needs a C compiler

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"fleet.example/fleet/core/agentclient"
 	"fleet.example/fleet/core/command"
@@ -65,12 +66,17 @@ func begin(ctx context.Context, b Behalf, a *agentclient.Client, req *wire.Sessi
 	return nil
 }
 
-// rejoined reads SESSION@OFFSET.
-func rejoined(s string) (id string, from int64, err error) {
-	id, offset, _ := strings.Cut(s, "@")
+// rejoined reads SESSION@OFFSET[:SIGNAL].
+func rejoined(s string) (id string, from int64, sig syscall.Signal, err error) {
+	id, rest, _ := strings.Cut(s, "@")
+	offset, number, signalled := strings.Cut(rest, ":")
 	from, err = strconv.ParseInt(offset, 10, 64)
-	if err != nil || from < 0 || !wire.IsSessionID(id) {
-		return "", 0, fault.Usagef("--rejoin takes SESSION@OFFSET")
+	var n uint64
+	if err == nil && signalled {
+		n, err = strconv.ParseUint(number, 10, 7)
 	}
-	return id, from, nil
+	if err != nil || from < 0 || !wire.IsSessionID(id) {
+		return "", 0, 0, fault.Usagef("--rejoin takes SESSION@OFFSET[:SIGNAL]")
+	}
+	return id, from, syscall.Signal(n), nil
 }

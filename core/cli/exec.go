@@ -104,8 +104,12 @@ func execOn(ctx context.Context, behalf Behalf, o *fanout.One, t Target, a *agen
 			}
 			if f := o.String(quick.RejoinFlag); f != "" {
 				var err error
-				if req.ID, at.From, err = rejoined(f); err != nil {
+				var sig syscall.Signal
+				if req.ID, at.From, sig, err = rejoined(f); err != nil {
 					return nil, err
+				}
+				if sig != 0 {
+					syscall.Kill(os.Getpid(), sig) // it is taken as any other that comes now
 				}
 			}
 			if behalf != nil {

@@ -22,19 +22,19 @@ func helper(exe, name string) (path string, there bool) {
 	exe = resolved(exe)
 	for i := len(exe) - 1; i >= 0; i-- {
 		if exe[i] == '/' {
-			if beside := exe[:i+1] + name; exists(beside) {
+			if beside := exe[:i+1] + name; runs(beside) {
 				return beside, true
 			}
 			break
 		}
 	}
 	path = packaged + "/" + name
-	return path, exists(path)
+	return path, runs(path)
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+func runs(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o111 != 0
 }
 
 // Name is the socket's name for an environment and a fleet-host: it has a digest

@@ -107,6 +107,10 @@ type attempt struct {
 	session        string
 	begun          atomic.Bool
 	at             int64 // offset of the next output
+
+	frames atomic.Int64   // that came
+	last   syscall.Signal // that was passed on, after so many frames
+	lastAt int64
 }
 
 func (a *attempt) run() (exit int, done bool, goOn []string) {
@@ -116,7 +120,11 @@ func (a *attempt) run() (exit int, done bool, goOn []string) {
 	signals := make(chan os.Signal, 4)
 	// With SIGPIPE, writing to a pipe that nobody reads is an error; it is told,
 	// and the command ended, before this process is.
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE)
+	taken := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE}
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		taken = append(taken, syscall.SIGHUP)
+	}
+	signal.Notify(signals, taken...)
 	if a.conn.send(Go, nil) != nil {
 		signal.Stop(signals)
 		close(signals)
@@ -134,7 +142,7 @@ func (a *attempt) run() (exit int, done bool, goOn []string) {
 	}
 	signal.Stop(signals)
 	close(signals)
-	<-relayed
+	<-relayed // what it knows of signals is still from here on
 	if !a.begun.Load() {
 		close(early)
 		raise(early)
@@ -143,6 +151,9 @@ func (a *attempt) run() (exit int, done bool, goOn []string) {
 		}
 	}
 	rejoin := a.session + "@" + strconv.FormatInt(a.at, 10)
+	if a.last != 0 && a.lastAt == a.frames.Load() { // who was told of it may have ended before it did something
+		rejoin += ":" + strconv.Itoa(int(a.last))
+	}
 	return 0, false, append([]string{a.args[0], "exec", a.args[2], "--" + RejoinFlag, rejoin}, a.args[3:]...)
 }
 
@@ -158,6 +169,7 @@ func raise(signals <-chan os.Signal) {
 
 // RejoinFlag is the flag of `fleet exec` that takes SESSION@OFFSET of a command
 // that was begun, or may have been, and whose output was written up to there.
+// SESSION@OFFSET:SIGNAL has the number of one that came last.
 const RejoinFlag = "rejoin"
 
 // ask hands the command over.
@@ -184,8 +196,9 @@ func newSession() string {
 }
 
 // relay passes signals on until there are no more, and the first that comes
-// before the command is begun to early, too. The second that asks for an end has
-// the other side let go of the command; if it does not, this side does.
+// before the command is begun to early, too. The second that asks for an end, or
+// a hangup, has the other side let go of the command; if it does not, this side
+// does.
 func (a *attempt) relay(signals <-chan os.Signal, early chan<- os.Signal) {
 	ends := 0
 	for s := range signals {
@@ -199,12 +212,20 @@ func (a *attempt) relay(signals <-chan os.Signal, early chan<- os.Signal) {
 			default:
 			}
 		}
-		if ends++; ends == 2 {
+		if ends++; ends < 2 && n == syscall.SIGHUP {
+			ends = 2
+		}
+		if ends == 2 {
 			time.AfterFunc(patience, func() {
-				a.stderr.WriteString("fleet: interrupted; the session goes on\n")
+				if a.begun.Load() {
+					a.stderr.WriteString("fleet: interrupted; the session goes on\n")
+				} else {
+					a.stderr.WriteString("fleet: interrupted; it is not known whether the session began\n")
+				}
 				os.Exit(interrupted)
 			})
 		}
+		a.last, a.lastAt = n, a.frames.Load()
 		a.conn.send(Signal, []byte{byte(n >> 8), byte(n)}) // who does not take it has gone, which follow sees
 	}
 }
@@ -231,6 +252,7 @@ func (a *attempt) follow() (exit int, err error) {
 		if err != nil {
 			return 0, err
 		}
+		a.frames.Add(1)
 		switch kind {
 		case Stdout, Stderr, Notice:
 			out := a.stderr

@@ -170,13 +170,18 @@ func TestASignalBeforeTheBeginningEndsTheProgram(t *testing.T) {
 		})
 		select {} // the signal is on its way
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=1m")
-	cmd.Env = append(os.Environ(), "QUICK_TEST_SIGNALLED=1")
-	out, err := cmd.CombinedOutput()
+	out, err := signalled(t).CombinedOutput()
 	var ended *exec.ExitError
 	if !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// signalled is this test in a process of its own.
+func signalled(t *testing.T) *exec.Cmd {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=1m")
+	cmd.Env = append(os.Environ(), "QUICK_TEST_SIGNALLED=1")
+	return cmd
 }
 
 // What was begun goes on from the last byte that was written.
@@ -208,6 +213,38 @@ func TestACommandWhoseServerEndsIsRejoined(t *testing.T) {
 			expect(t, conn, Go, "")
 			send(t, conn, Begin, "")
 			c.serve(t, conn)
+		})
+		want := append([]string{"fleet", "exec", "box", "--rejoin", id + "@" + c.at}, words[3:]...)
+		if done || !cmp.Equal(goOn, want) {
+			t.Errorf("%s: %v, %q", name, done, goOn)
+		}
+	}
+}
+
+// A signal that the other side was told of last, and may have ended before it
+// passed it on, goes on with the command.
+func TestASignalIsNotLostWithTheServer(t *testing.T) {
+	if os.Getenv("QUICK_TEST_SIGNALLED") == "" { // commands of other tests take signals, too, as they end with a process
+		if out, err := signalled(t).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	for name, c := range map[string]struct {
+		after func(*testing.T, net.Conn)
+		at    string
+	}{
+		"at once":     {func(*testing.T, net.Conn) {}, "0:15"},
+		"long before": {func(t *testing.T, c net.Conn) { send(t, c, Stdout, "1"); expect(t, c, Done, "\x00\x00") }, "1"},
+	} {
+		_, done, goOn, _, _ := served(t, func(t *testing.T, conn net.Conn) {
+			expect(t, conn, Go, "")
+			send(t, conn, Begin, "")
+			send(t, conn, Notice, "")
+			expect(t, conn, Done, "\x00\x00")
+			syscall.Kill(os.Getpid(), syscall.SIGTERM)
+			expect(t, conn, Signal, "\x00\x0f")
+			c.after(t, conn)
 		})
 		want := append([]string{"fleet", "exec", "box", "--rejoin", id + "@" + c.at}, words[3:]...)
 		if done || !cmp.Equal(goOn, want) {
