@@ -40,15 +40,28 @@ func CreateFile(path string, data []byte, mode fs.FileMode) error {
 		if err := os.Link(tmp, path); err != nil {
 			return err
 		}
-		return os.Remove(tmp)
+		if err := os.Remove(tmp); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil // swept
 	})
 }
 
-func write(path string, data []byte, mode fs.FileMode, put func(tmp string) error) (err error) {
+// write writes anew what another process's Sweep took for left over.
+func write(path string, data []byte, mode fs.FileMode, put func(tmp string) error) error {
+	for try := 1; ; try++ {
+		made, err := writeOnce(path, data, mode, put)
+		if !made || try == 3 || !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+}
+
+func writeOnce(path string, data []byte, mode fs.FileMode, put func(tmp string) error) (made bool, err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+tempMark+"*") // 0600 from the start
 	if err != nil {
-		return err
+		return false, err
 	}
 	tmp := f.Name()
 	defer func() {
@@ -59,22 +72,22 @@ func write(path string, data []byte, mode fs.FileMode, put func(tmp string) erro
 	}()
 	if mode != 0o600 {
 		if err = f.Chmod(mode); err != nil {
-			return err
+			return true, err
 		}
 	}
 	if _, err = f.Write(data); err != nil {
-		return err
+		return true, err
 	}
 	if err = f.Sync(); err != nil {
-		return err
+		return true, err
 	}
 	if err = f.Close(); err != nil {
-		return err
+		return true, err
 	}
 	if err = put(tmp); err != nil {
-		return err
+		return true, err
 	}
-	return SyncDir(dir)
+	return false, SyncDir(dir)
 }
 
 // Rename renames within one file system and makes it durable in both directories.

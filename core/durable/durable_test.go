@@ -122,3 +122,26 @@ func TestReadPrivateRefusesWhatBelongsToOthers(t *testing.T) {
 		}
 	}
 }
+
+// A process that starts sweeps the directory while another one writes: neither
+// notices the other.
+func TestASweepTakesNothingFromAWriter(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	for i := range 3 {
+		swept := 0
+		put := func(tmp string) error {
+			if swept < i {
+				swept++
+				if err := Sweep(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return os.Rename(tmp, path)
+		}
+		err := write(path, []byte{byte(i)}, 0o600, put)
+		if b, _ := os.ReadFile(path); err != nil || len(b) != 1 || b[0] != byte(i) || swept != i {
+			t.Errorf("swept %d times: %v, %q", swept, err, b)
+		}
+	}
+}

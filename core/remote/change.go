@@ -24,9 +24,13 @@ func (h *Host) RootScript(ctx context.Context, s sshconn.Script) (*sshconn.Resul
 	return h.conn.Run(ctx, s)
 }
 
+// swept is how the script of WriteFile ends when its temporary file has gone.
+const swept = 93
+
 // WriteFile replaces a file whole: a temporary file beside it, opened with its
 // mode, synced, renamed. Missing directories are made. With root it is root's
-// file; else the account's. It reports whether the file was changed.
+// file; else the account's. It reports whether the file was changed. An agent that
+// starts sweeps temporary files away, this one's too: it is written again then.
 func (h *Host) WriteFile(ctx context.Context, p string, content []byte, m fs.FileMode, root bool) (changed bool, err error) {
 	if len(content) > sshconn.MaxInput || len(content) == 0 {
 		return false, fmt.Errorf("cannot write %s: %d bytes", p, len(content))
@@ -41,7 +45,7 @@ umask "$3"
 d=$(dirname "$1")
 [ -d "$d" ] || mkdir -p "$d"
 t=$d/.fleet-tmp-$$
-trap 'rm -f "$t"' EXIT
+trap 'r=$?; [ $r = 0 ] || [ -e "$t" ] || r=93; rm -f "$t"; exit $r' EXIT
 umask 077
 cat > "$t"
 chmod "$2" "$t"
@@ -53,9 +57,14 @@ echo changed`}
 	if root {
 		run = h.RootScript
 	}
-	r, err := run(ctx, s)
-	if err != nil {
-		return false, err
+	var r *sshconn.Result
+	for range 3 {
+		if r, err = run(ctx, s); err != nil {
+			return false, err
+		}
+		if r.Exit != swept {
+			break
+		}
 	}
 	if r.Exit != 0 {
 		return false, fmt.Errorf("cannot write %s on the machine: %w", p, r.Err())

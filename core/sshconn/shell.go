@@ -133,11 +133,31 @@ func (c *Conn) openShellOnce(ctx context.Context) (*shell, error) {
 		err = sh.until(ready)
 	}
 	if err != nil {
+		if errors.Is(err, errEnded) {
+			sh.lastWords(ctx)
+		}
 		sh.close()
 		return nil, c.noShell(ctx, err, sh)
 	}
 	sh.ready.Store(true)
 	return sh, nil
+}
+
+// lastWords waits until what an ended program said on standard error is here: it
+// came before the end of standard output did, and is read by another goroutine.
+func (sh *shell) lastWords(ctx context.Context) {
+	all := make(chan struct{})
+	go func() { // ends with the session, which the caller closes
+		sh.session.Wait()
+		close(all)
+	}()
+	timer := time.NewTimer(stderrWait)
+	defer timer.Stop()
+	select {
+	case <-all:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // send starts a script and waits until it runs. It returns the mark at which
