@@ -173,19 +173,27 @@ func (a *asker) stream(ctx context.Context) {
 }
 
 func (a *asker) reachAgent(ctx context.Context, w *way) (far net.Conn, tok secret.Text, warning string, err error) {
-	for try := 0; ; try++ {
-		var g *agent
-		if g, err = a.open(ctx, w); err != nil {
-			return nil, tok, "", err
-		}
+	err = a.onAgent(ctx, w, func(g *agent) (err error) {
 		if tok, warning, err = g.tokenOf(ctx, false); err == nil {
 			far, err = g.dial(ctx, a.hello.Fresh)
 		}
-		if err == nil || try > 0 || !gone(g.conn) {
-			return far, tok, warning, err
+		return err
+	})
+	return far, tok, warning, err
+}
+
+// onAgent does something with the agent. When the connection ends under that,
+// before anything was asked of the agent, it is the connection's affair and not
+// the client's, and done once more.
+func (a *asker) onAgent(ctx context.Context, w *way, do func(*agent) error) error {
+	for try := 0; ; try++ {
+		g, err := a.open(ctx, w)
+		if err != nil {
+			return err
 		}
-		// The connection ended under the request, before anything was asked of
-		// the agent: that is the connection's affair, not the client's.
+		if err = do(g); err == nil || try > 0 || !gone(g.conn) {
+			return err
+		}
 	}
 }
 

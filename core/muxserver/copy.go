@@ -47,23 +47,19 @@ func (a *asker) copy(ctx context.Context) {
 		return
 	}
 	defer w.leave()
-	g, err := a.open(ctx, w)
-	if err != nil {
-		a.answer(mux.Answer{Error: mux.Exit(err)})
-		return
-	}
-	_, warning, err := g.tokenOf(ctx, false)
-	if err != nil && gone(g.conn) { // under the request, before anything was asked
-		if g, err = a.open(ctx, w); err == nil {
-			_, warning, err = g.tokenOf(ctx, false)
-		}
-	}
+	var reached *agent
+	var warning string
+	err = a.onAgent(ctx, w, func(g *agent) (err error) {
+		reached = g
+		_, warning, err = g.tokenOf(ctx, false)
+		return err
+	})
 	if err != nil {
 		a.answer(mux.Answer{Error: mux.Exit(err)})
 		return
 	}
 	if a.answer(mux.Answer{Warning: warning}) == nil {
-		a.ordered(ctx, g, conn)
+		a.ordered(ctx, reached, conn)
 	}
 }
 
